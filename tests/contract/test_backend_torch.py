@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_ranks, on_survivors
 from process.shared_ranks import Case, SharedRanks, cases_in
 from process.stage import Stage, error_of
 from torch._C import _distributed_c10d as c10d
@@ -221,25 +221,17 @@ def send_through_the_backend(member: Member) -> None:
     assert taken.tolist() == [before + 1.0] * 4
 
 
-def leave_a_rank_out(member: Member, excluded: int) -> None:
+def leave_the_middle_out(member: Member) -> None:
     member.form(400, member.handles())
-    handles = member.handles()
-    if member.rank != excluded:
-        member.form(401, handles[:excluded] + handles[excluded + 1 :])
-        assert dist.get_rank() == member.rank - (member.rank > excluded)
+    first, _, last = member.handles()
+    if member.rank != 1:
+        member.form(401, [first, last])
+        assert dist.get_rank() == member.rank // 2
         member.check(2)
         tensor = torch.full((4,), 42.0 if dist.get_rank() == 0 else 0.0)
         dist.broadcast(tensor, group_src=0)
         assert tensor.tolist() == [42.0] * 4
     member.stage.meet(member.rank, 3, "done")
-
-
-def leave_the_last_out(member: Member) -> None:
-    leave_a_rank_out(member, 2)
-
-
-def leave_the_middle_out(member: Member) -> None:
-    leave_a_rank_out(member, 1)
 
 
 def go_from_one_to_all_and_back(member: Member) -> None:
@@ -285,28 +277,25 @@ def use_a_uuid_again(member: Member) -> None:
     assert "already used" in str(error)
 
 
-def live(backend: str, life: str) -> None:
-    member = Member(backend)
-    globals()[life](member)
-    member.stage.meet(member.rank, 3, "end")
-    dist.destroy_process_group()
-
-
-LIVES = (form_and_form_again, send_through_the_backend, leave_the_last_out, leave_the_middle_out)
-LIVES += (go_from_one_to_all_and_back, join_late, merge_and_split, go_on_after_an_abort)
-LIVES += (use_a_uuid_again,)
+LIVES = (form_and_form_again, send_through_the_backend, leave_the_middle_out, join_late)
+LIVES += (go_from_one_to_all_and_back, merge_and_split, go_on_after_an_abort, use_a_uuid_again)
 needs_reconfigure = pytest.mark.skipif(not HAS_RECONFIGURE, reason="torch 2.14 and later have it")
 
 
 @needs_reconfigure
 @pytest.mark.parametrize("backend", ["gloo", "shoal"])
 @pytest.mark.parametrize("life", [life.__name__ for life in LIVES])
+@on_ranks(3, has_stage=True)
 def test_a_group_is_formed_again(backend: str, life: str) -> None:
-    with Stage() as stage:
-        run_ranks(live, 3, backend, life, env=stage.env)
+    member = Member(backend)
+    globals()[life](member)
+    member.stage.meet(member.rank, 3, "end")
+    dist.destroy_process_group()
 
 
-def misuse() -> None:
+@needs_reconfigure
+@on_ranks(3, has_stage=True)
+def test_using_an_unformed_group_is_an_error_and_a_set_of_handles_is_sorted() -> None:
     from shoal.errors import UsageError
 
     member = Member("shoal")
@@ -320,12 +309,9 @@ def misuse() -> None:
 
 
 @needs_reconfigure
-def test_using_an_unformed_group_is_an_error_and_a_set_of_handles_is_sorted() -> None:
-    with Stage() as stage:
-        run_ranks(misuse, 3, env=stage.env)
-
-
-def outlive(victim: int) -> int:
+@pytest.mark.parametrize("victim", [0, 2])
+@on_survivors(3, has_stage=True)
+def test_survivors_form_a_group_again_after_a_death(victim: int) -> None:
     member = Member("shoal")
     handles = member.handles()
     member.form(1, handles)
@@ -338,13 +324,3 @@ def outlive(victim: int) -> int:
     member.check(2)
     dist.barrier()
     dist.destroy_process_group()
-    return member.rank
-
-
-@needs_reconfigure
-@pytest.mark.parametrize("victim", [0, 2])
-def test_survivors_form_a_group_again_after_a_death(victim: int) -> None:
-    with Stage() as stage, start_ranks(outlive, 3, victim, env=stage.env) as ranks:
-        outcomes = ranks.wait()
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.died if rank == victim else outcome.value == rank, str(outcome)

@@ -59,6 +59,18 @@ def check(found: Any, want: Any, what: str = "") -> None:
         np.testing.assert_array_equal(found, want, err_msg=what)
 
 
+def check_sum(group: shoal.Group, turn: int = 0, n_elems: int = 10_007) -> None:
+    """Sum one array of each rank of the first view, and compare with NumPy's sum."""
+
+    def values(rank: int) -> Array:
+        return np.random.default_rng([rank, turn]).standard_normal(n_elems)
+
+    ranks = group.view.ranks
+    data = values(ranks[group.rank])
+    group.all_reduce(data)
+    np.testing.assert_allclose(data, sum(map(values, ranks)), atol=1e-12)
+
+
 def private(n_elems: int, dtype: Any = np.float32) -> Array:
     return np.empty(n_elems, dtype)
 

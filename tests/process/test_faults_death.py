@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, on_survivors, run_ranks, start_ranks
+from process.ranks import on_ranks, on_survivors, start_ranks
 from process.stage import Stage, descriptors, die, error_of, on_stage, pretend_hosts, stop
 
 import shoal
@@ -75,17 +75,8 @@ def kills(case: Case) -> list[Kill]:
     ]
 
 
-class Seen(NamedTuple):
-    """A survivor's error, its time, and its sum in the next group."""
-
-    at: float
-    error: PeerLost
-    again: Exception | None
-    total: float
-
-
-def reduce_until_killed(case: Case, kill: Kill) -> tuple[Any, ...]:
-    """All-reduce until a rank is lost; then form a group of the others and use it."""
+def reduce_until_killed(case: Case, kill: Kill) -> float:
+    """All-reduce until a rank is lost; then form a group of the others. Return when it was lost."""
     pretend_hosts(case.ranks_per_host)
     stage = Stage.from_environment()
     group = shoal.init()
@@ -101,6 +92,14 @@ def reduce_until_killed(case: Case, kill: Kill) -> tuple[Any, ...]:
         at, lost = time.monotonic(), error
     again = error_of(group.barrier)
     group.close()
+    host = socket.gethostname()
+    assert (lost.rank, lost.host) == (kill.victim, host)
+    assert f"rank {kill.victim} on {host}" in str(lost)
+    # The rank that noticed was connected to it, or was about to be.
+    assert "its process died" in str(lost) or "no process listens at" in str(lost), lost
+    assert f"all_reduce float32[{N_ELEMS}] sum" in lost.doing
+    assert isinstance(again, PeerLost)
+    assert again.rank == kill.victim
 
     rank = group.rank - (group.rank > kill.victim)
     if case.through_stage:
@@ -112,8 +111,8 @@ def reduce_until_killed(case: Case, kill: Kill) -> tuple[Any, ...]:
     with group:
         data[:] = 1
         group.all_reduce(data)
-        assert (data == data[0]).all()
-        return tuple(Seen(at, lost, again, float(data[0])))
+        assert (data == n - 1).all()
+    return at
 
 
 def end_in_call(group: shoal.Group, data: Any, element: int) -> None:
@@ -133,26 +132,8 @@ def test_all_survivors_name_a_killed_rank_soon_and_can_go_on(name: str) -> None:
         with on_stage(reduce_until_killed, case.size, case, kill, env=env) as (_, ranks):
             ranks.await_end(kill.victim)
             died_at = time.monotonic()
-            outcomes = ranks.wait(30)
-        check_survivors(outcomes, case, kill, died_at)
-
-
-def check_survivors(outcomes: list[Outcome], case: Case, kill: Kill, died_at: float) -> None:
-    assert outcomes.pop(kill.victim).died == "was killed by SIGKILL"
-    for outcome in outcomes:
-        assert outcome.value is not None, (kill, outcome)
-        seen = Seen(*outcome.value)
-        assert seen.error.rank == kill.victim, (kill, outcome)
-        assert seen.error.host == socket.gethostname()
-        assert f"rank {kill.victim} on {socket.gethostname()}" in str(seen.error)
-        # The rank that noticed was connected to it, or was about to be.
-        words = "its process died", "no process listens at"
-        assert any(each in str(seen.error) for each in words), (kill, outcome)
-        assert f"all_reduce float32[{N_ELEMS}] sum" in seen.error.doing
-        assert seen.at - died_at < SOON_S, (kill, outcome)
-        assert isinstance(seen.again, PeerLost)
-        assert seen.again.rank == kill.victim
-        assert seen.total == case.size - 1
+            for lost_at in ranks.survivors(kill.victim, deadline_s=30):
+                assert lost_at - died_at < SOON_S, kill
 
 
 def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None, Exception | None]:
@@ -312,24 +293,21 @@ FAILING = {
 }
 
 
-def raise_on_rank_1(code: str, runner: str) -> Any:
+@pytest.mark.parametrize("name", FAILING)
+@on_ranks(2)
+def test_a_rank_whose_program_raises_is_lost_when_its_process_has_ended(name: str) -> None:
+    """Otherwise a launcher would see its survivors end first, and blame one of them."""
+    code, runner, how = FAILING[name]
     if os.environ["RANK"] == "1":
         program = f"{BEGIN}group = shoal.init(); group.barrier(); {code}\nraise KeyError('boom')"
         command = [sys.executable, "-c", runner.format(program)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        return ended.returncode, "KeyError: 'boom'\n" in ended.stderr
+        assert ended.returncode == 1
+        assert "KeyError: 'boom'\n" in ended.stderr
+        return
     with shoal.init() as group:
         group.barrier()
-        return str(error_of(group.barrier))
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_a_rank_whose_program_raises_is_lost_when_its_process_has_ended(name: str) -> None:
-    """Otherwise a launcher would see its survivors end first, and blame one of them."""
-    code, runner, how = FAILING[name]
-    waiting, raising = run_ranks(raise_on_rank_1, 2, code, runner)
-    assert f"rank 1 on {socket.gethostname()} {how}" in waiting
-    assert raising == (1, True)
+        assert f"rank 1 on {socket.gethostname()} {how}" in str(error_of(group.barrier))
 
 
 SLOW_TO_EXIT = f"""
@@ -340,24 +318,19 @@ group = shoal.init(); group.barrier(); raise KeyError
 """
 
 
-def raise_and_stay_on_rank_1() -> str:
+@on_ranks(2, has_stage=True)
+def test_a_failed_program_that_does_not_exit_is_lost_after_five_seconds() -> None:
     stage = Stage.from_environment()
     if os.environ["RANK"] == "1":
         command = [sys.executable, "-c", SLOW_TO_EXIT]
         with subprocess.Popen(command, stdin=-1, stderr=subprocess.DEVNULL) as program:
             stage.await_cue("lost")
             assert program.poll() is None
-        return ""
+        return
     with shoal.init() as group:
         group.barrier()
         lost = str(error_of(group.barrier))
         stage.cue("lost")
-        return lost
-
-
-def test_a_failed_program_that_does_not_exit_is_lost_after_five_seconds() -> None:
-    with on_stage(raise_and_stay_on_rank_1, 2) as (_, ranks):
-        lost, _ = ranks.values(60)
     assert f"rank 1 on {socket.gethostname()} left the group" in lost
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import FileRanks, on_ranks
+from process.ranks import on_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
@@ -104,39 +104,30 @@ CASES: dict[str, tuple[Side, Side]] = {
 }
 
 
-def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
-    """Run every case in a new group; return the time until its error, and the error."""
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2), (4, 1)])
+@on_ranks()
+def test_a_mismatched_call_raises_on_every_rank_and_names_both_calls(
+    size: int, ranks_per_host: int
+) -> None:
     pretend_hosts(ranks_per_host)
-    results: dict[str, tuple[float, Exception | None]] = {}
     with shoal.init() as world:
         for name, case in CASES.items():
             call, _ = case[1 if world.rank == ODD else 0]
-            group = world.subgroup(range(world.size), name)
+            group = world.subgroup(range(size), name)
             world.barrier()
             started = time.monotonic()
             # One rank's call may need no other rank: then its next call fails.
             error = error_of(call, group) or error_of(group.barrier)
-            results[name] = time.monotonic() - started, error
-            world.barrier()
-    return results
-
-
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2), (4, 1)])
-def test_a_mismatched_call_raises_on_every_rank_and_names_both_calls(
-    size: int, ranks_per_host: int, forked: FileRanks
-) -> None:
-    for rank, results in enumerate(forked.run(disagree, size, ranks_per_host)):
-        assert results.keys() == CASES.keys()
-        for name, (took_s, error) in results.items():
-            where = f"{name}, rank {rank}: {took_s:.2f} s, {error!r}"
+            took_s, where = time.monotonic() - started, f"{name}: {error!r}"
             assert isinstance(error, UsageError), where
             text = str(error)
             assert f"rank {ODD} (" in text, where
-            for _, words in CASES[name]:
+            for _, words in case:
                 assert words in text, where
             assert text.count(" called ") == 2, where
             assert "same calls" in text, where
             assert took_s < SOON_S, where
+            world.barrier()
 
 
 N_ELEMS = 1 << 20
@@ -193,9 +184,7 @@ def test_a_failed_message_does_not_affect_other_calls_over_its_memory(reads: boo
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])
 @on_ranks(3)
-def test_an_ended_group_does_not_affect_anothers_calls_over_one_array(
-    ranks_per_host: int,
-) -> None:
+def test_an_ended_group_does_not_affect_anothers_calls_over_one_array(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     cases = itertools.product([(3000, 40), (16_000, 8), (1 << 20, 4)], [False, True])
     with shoal.init(timeout_s=10) as group:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from process.arrays import check_sum
 from process.ranks import FileRanks, free_port, on_ranks, run_ranks, start_ranks
 from process.serving import await_that
 from process.stage import Lines, Stage, descriptors, error_of, pretend_hosts
@@ -23,17 +24,6 @@ from shoal.rendezvous.meeting import Meeting
 
 LONG_S = 50.0
 N_TURNS = 50
-
-
-def check_sum(group: shoal.Group, turn: int = 0) -> None:
-    """Sum one array per rank, and compare with NumPy's sum."""
-
-    def values(rank: int) -> np.ndarray:
-        return np.random.default_rng([rank, turn]).standard_normal(10_007)
-
-    data = values(group.rank)
-    group.all_reduce(data)
-    np.testing.assert_allclose(data, sum(map(values, range(group.size))), atol=1e-12)
 
 
 def texts_of_newcomers() -> Any:

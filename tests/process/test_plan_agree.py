@@ -4,9 +4,10 @@ import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from process.ranks import FileRanks
+from process.ranks import on_ranks
 from process.stage import pretend_hosts
 
 import shoal
@@ -14,55 +15,52 @@ from shoal.plan import default_cluster
 from shoal.plan.wire import link_of
 
 
-def choose_by_file(path: str) -> tuple[str, str]:
-    os.environ["SHOAL_TUNING"] = path
-    with shoal.init() as group:
-        data = np.full(256, group.rank + 1, np.float32)
-        group.all_reduce(data)
-        assert (data == sum(range(1, group.size + 1))).all()
-        choice = group.planner.choose("all_reduce", 1024)
-        return choice.name, choice.why
-
-
-def tune(out: str, ranks_per_host: int, *words: str) -> int:
+def tune(out: Path, ranks_per_host: int, *words: str) -> None:
     from shoal.cli import main
 
     pretend_hosts(ranks_per_host)
-    return main(["tune", "--out", out, *words])
+    assert main(["tune", "--out", str(out), *words]) == 0
+    with shoal.init() as group:
+        group.barrier()  # rank 0 has written the file
+    os.environ["SHOAL_TUNING"] = str(out)
 
 
-def test_shoal_tuning_loads_the_file_of_shoal_tune(tmp_path: Path, forked: FileRanks) -> None:
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@on_ranks(3)
+def test_shoal_tuning_loads_the_file_of_shoal_tune(tmp_path: Path) -> None:
     path = tmp_path / "tuned.jsonl"
     words = ["--from", "1KiB", "--to", "4KiB", "--rounds", "2", "--collective", "all_reduce"]
-    assert forked.run(tune, 3, str(path), 3, *words, "--collective", "scatter") == [0, 0, 0]
-    head, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    tune(path, 3, *words, "--collective", "scatter")
+    with shoal.init() as group:
+        head, *lines = lines_of(path)
+        data = np.full(256, group.rank + 1, np.float32)
+        group.all_reduce(data)
+        assert (data == 6).all()
+        choice = group.planner.choose("all_reduce", 1024)
     assert head == {"shoal_tuning": 1, "hosts": [0, 0, 0], "n_cores": head["n_cores"]}
     measured = [*itertools.product(("all_reduce", "scatter"), (1024, 4096))]
     assert [(line["collective"], line["n_bytes"]) for line in lines] == measured
     assert all(us > 0 for line in lines for us in line["us"].values())
-    fastest = min(lines[0]["us"], key=lines[0]["us"].__getitem__)
-    for name, why in forked.run(choose_by_file, 3, str(path)):
-        assert name == fastest
-        assert why.startswith("measured at 1 KiB over 3 ranks: ")
+    assert choice.name == min(lines[0]["us"], key=lines[0]["us"].__getitem__)
+    assert choice.why.startswith("measured at 1 KiB over 3 ranks: ")
 
 
-def load_links(path: str) -> tuple[tuple[int, ...], object]:
-    os.environ["SHOAL_TUNING"] = path
-    pretend_hosts(ranks_per_host=2)
-    with shoal.init() as group:
-        return group.planner.cluster.hosts, group.planner.cluster.wire
-
-
+@on_ranks(4)
 def test_a_tuning_file_keeps_link_costs_and_every_job_that_loads_it_uses_them(
-    tmp_path: Path, forked: FileRanks
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "links.jsonl"
-    assert forked.run(tune, 4, str(path), 2, "--links") == [0] * 4
-    (head,) = [json.loads(line) for line in path.read_text().splitlines()]
-    link = link_of(head["link"])
+    tune(path, 2, "--links")
+    for _ in range(2):
+        with shoal.init() as group:
+            (head,) = lines_of(path)
+            link = link_of(head["link"])
+            assert group.planner.cluster.hosts == (0, 0, 1, 1)
+            assert group.planner.cluster.wire == link
     # The costs of loopback differ from the defaults, and are plausible.
     assert link != default_cluster((0, 1)).wire
     assert 1 <= link.latency_us < 1e5
     assert 1e-6 < link.us_per_byte < 10  # 0.16 was measured on a busy machine
-    for _ in range(2):
-        assert forked.run(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4

@@ -428,16 +428,14 @@ def halves() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
 
-def replicated() -> str:
+@in_torch("four_hosts")
+def test_averages_over_replicas_are_as_in_torch() -> str:
     expected = Expected("mxfp8", "mxfp4", [(0, 1), (2, 3)])
     return train(sharded("mxfp8", "mxfp4", halves()), expected)
 
 
-def test_averages_over_replicas_are_as_in_torch(four_hosts: SharedRanks) -> None:
-    assert len(set(four_hosts.run(replicated))) == 1
-
-
-def resharded() -> str:
+@in_torch("four_hosts")
+def test_groups_with_rounded_weights_do_not_round_them_again() -> str:
     """Gather in groups of two in the backward pass, with the same weights."""
     module = sharded(weights="mxfp4", reshard_after_forward=2)
     expected = Expected(weights="mxfp4", replicas=[(0, 1, 2, 3)])
@@ -450,10 +448,6 @@ def resharded() -> str:
     for name, each in module.named_parameters():
         torch.testing.assert_close(whole(each.grad), expected.grads[name])
     return digest(found)
-
-
-def test_groups_with_rounded_weights_do_not_round_them_again(four_hosts: SharedRanks) -> None:
-    assert len(set(four_hosts.run(resharded))) == 1
 
 
 def each_half_for_itself() -> str:

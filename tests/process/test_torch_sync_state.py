@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group
+from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from process.stage import error_of
 from torch import nn
 
@@ -102,15 +102,10 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("chunk_bytes", [100, 16 << 20])
+@in_torch("three_ranks")
 def test_a_new_rank_gets_the_state_and_trains_on_like_the_others(
-    name: str, chunk_bytes: int, three_ranks: SharedRanks
+    name: str, chunk_bytes: int
 ) -> None:
-    sent = three_ranks.run(join_in_training, name, chunk_bytes)
-    assert sent[0] == sent[2] > 0
-    assert sent[1] == 0
-
-
-def join_in_training(name: str, chunk_bytes: int) -> int:
     from shoal.frontend.torch import sync_state as module
 
     rank = dist.get_rank()
@@ -127,7 +122,10 @@ def join_in_training(name: str, chunk_bytes: int) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
         n_bytes = shoal.torch.sync_state(net, optimizer, progress=lambda *step: seen.append(step))
-    if n_bytes:
+    of_rank_0 = torch.tensor(n_bytes)
+    dist.broadcast(of_rank_0, 0)
+    assert n_bytes == (0 if rank == 1 else of_rank_0)
+    if rank != 1:
         assert seen[-1] == (n_bytes, n_bytes)
         assert sorted(set(seen)) == seen
         steps = [after - before for (before, _), (after, _) in itertools.pairwise(seen)]
@@ -143,7 +141,6 @@ def join_in_training(name: str, chunk_bytes: int) -> int:
         assert_same(net.state_dict(), alone.state_dict())
         assert_same(optimizer.state_dict(), alone_optimizer.state_dict())
     assert shoal.torch.sync_state(net, optimizer, from_rank=2) == 0
-    return n_bytes
 
 
 def case_any_rank_of_any_group_may_send_and_the_model_may_be_wrapped() -> None:

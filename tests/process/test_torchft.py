@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, Ranks, on_ranks, on_survivors, run_ranks, start_ranks
+from process.ranks import Outcome, Ranks, on_ranks, on_survivors, start_ranks
 from process.stage import Stage, die
 
 pytest.importorskip("torchft", reason="needs torchft: `make test-frameworks` has it")
@@ -119,7 +119,8 @@ def test_every_call_of_torchft_gives_the_result_of_numpy(address: str) -> None:
     group.shutdown()
 
 
-def reconfigure_often(address: str) -> None:
+@on_ranks(2)
+def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> None:
     def n_open() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
@@ -132,10 +133,6 @@ def reconfigure_often(address: str) -> None:
         if quorum == 9:
             before = n_open()
     assert n_open() == before
-
-
-def test_fifty_more_groups_leave_no_descriptor_and_no_thread(address: str) -> None:
-    run_ranks(reconfigure_often, 2, address)
 
 
 @on_survivors(3, 2)
@@ -178,8 +175,11 @@ def test_another_thread_ends_a_group_whose_call_is_pending(address: str, how: st
     assert total(group, rank) == 3
 
 
-def end_while_forming(address: str, how: str) -> None:
+@pytest.mark.parametrize("how", ["abort", "shutdown"])
+@on_ranks(3, has_stage=True)
+def test_another_thread_ends_a_forming_on_all_replicas_at_once(address: str, how: str) -> None:
     """Rank 0's other thread ends the group while ranks 0 and 1 wait for rank 2."""
+    began = time.monotonic()
     stage, rank, group = Stage.from_environment(), rank_of(), group_of()
     if rank == 2:
         stage.await_cue("ended")
@@ -199,14 +199,7 @@ def end_while_forming(address: str, how: str) -> None:
             configure(group, address, 1, 3)
     configure(group, address, 2, 3)
     assert total(group, rank) == 6
-
-
-@pytest.mark.parametrize("how", ["abort", "shutdown"])
-def test_another_thread_ends_a_forming_on_all_replicas_at_once(address: str, how: str) -> None:
-    with Stage() as stage:
-        began = time.monotonic()
-        run_ranks(end_while_forming, 3, address, how, env=stage.env)
-        assert time.monotonic() - began < TIMEOUT.total_seconds() / 2
+    assert time.monotonic() - began < TIMEOUT.total_seconds() / 2
 
 
 @pytest.mark.parametrize("moment", ["urandom", "open"])

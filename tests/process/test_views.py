@@ -1,6 +1,7 @@
 """Survivors of a loss go on in the next view: in the same processes, over the same links."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -8,27 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import on_ranks
+from process import arrays
+from process.ranks import on_ranks, on_survivors
 from process.stage import Stage, die, error_of, on_stage, pretend_hosts, stop
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 from shoal.group.view import View
 
-N_ELEMS = 100_003
-
-
-def values(rank: int, turn: int) -> np.ndarray:
-    """Return a rank's values for a turn; `rank` is its number in the first view."""
-    return np.random.default_rng([rank, turn]).standard_normal(N_ELEMS)
-
-
-def check_sum(group: shoal.Group, turn: int) -> None:
-    """Sum over all members, and compare with NumPy's sum up to the order of additions."""
-    ranks = group.view.ranks
-    data = values(ranks[group.rank], turn)
-    group.all_reduce(data)
-    np.testing.assert_allclose(data, sum(values(rank, turn) for rank in ranks), atol=1e-12)
+check_sum = functools.partial(arrays.check_sum, n_elems=100_003)
 
 
 def go_on(group: shoal.Group, error: BaseException | None) -> shoal.Group:
@@ -97,7 +86,9 @@ def test_survivors_of_kills_in_mid_call_go_on_in_one_next_view(
     assert 2 <= view.number <= 1 + len(victims)
 
 
-def die_in_shrink(moment: str) -> tuple[Any, ...]:
+@pytest.mark.parametrize("moment", ["0", "1", "2", "3", "5", "agreed"])
+@on_survivors(4, (1, 3), has_stage=True)
+def test_a_rank_that_dies_while_others_shrink_is_in_no_working_view(moment: str) -> View:
     """Rank 3 is dead, and rank 1 dies at a moment of the following shrink."""
     stage = Stage.from_environment()
     with shoal.init() as group:
@@ -111,6 +102,7 @@ def die_in_shrink(moment: str) -> tuple[Any, ...]:
         stage.cue(f"{rank} is through")
         for other in (0, 2):
             stage.await_cue(f"{other} is through")
+        assert last.view.ranks == (0, 2)
         return last.view
 
 
@@ -132,16 +124,6 @@ def arrange_death(moment: str) -> None:
         return pair(line, peer)
 
     Line._pair = pair_until
-
-
-@pytest.mark.parametrize("moment", ["0", "1", "2", "3", "5", "agreed"])
-def test_a_rank_that_dies_while_others_shrink_is_in_no_working_view(moment: str) -> None:
-    with on_stage(die_in_shrink, 4, moment) as (_, ranks):
-        outcomes = ranks.wait(60)
-    assert outcomes[1].died == "was killed by SIGKILL", outcomes[1]
-    assert outcomes[0].value is not None, outcomes[0]
-    assert outcomes[0].value == outcomes[2].value, outcomes[2]
-    assert outcomes[0].value.ranks == (0, 2)
 
 
 ZOMBIE = 2
@@ -227,8 +209,9 @@ def cut(group: shoal.Group, peer: int) -> None:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def shrink_by_hand() -> list[str]:
-    """Shrink with all ranks alive: wait, copy, leave ranks out, and shrink subgroups."""
+@on_ranks(3, has_stage=True)
+def test_shrink_waits_for_all_and_copies_an_intact_group_and_leaves_out_given_ranks() -> list[str]:
+    """Process ids do not change with the view."""
     stage = Stage.from_environment()
     with shoal.init() as group:
         rank = group.rank
@@ -268,12 +251,7 @@ def shrink_by_hand() -> list[str]:
         last.barrier()
         [world] = shoal.dump().state["worlds"]
     assert isinstance(error_of(last.barrier), Closed)  # the with statement has closed it
-    return [seat["process_id"] for seat in world["ranks"]]
-
-
-def test_shrink_waits_for_all_and_copies_an_intact_group_and_leaves_out_given_ranks() -> None:
-    with on_stage(shrink_by_hand, 3) as (_, ranks):
-        ids = ranks.values()
-    assert ids[0] == ids[1] == ids[2]  # process ids do not change with the view
-    assert len(set(ids[0])) == 3
-    assert all(len(bytes.fromhex(one)) == 16 for one in ids[0])
+    ids = [seat["process_id"] for seat in world["ranks"]]
+    assert len(set(ids)) == 3
+    assert all(len(bytes.fromhex(one)) == 16 for one in ids)
+    return ids
