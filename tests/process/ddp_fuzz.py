@@ -1,7 +1,7 @@
 """Random training programs, run with shoal's DistributedDataParallel, torch's, and neither.
 
-A program is data: a model's features, options, an optimizer and a list of actions. It prints as
-a script, and leaving out some of its parts yields another valid program.
+A program is data: a model's features, options, an optimizer and a list of actions. Leaving out
+some of its parts yields another valid program.
 """
 
 from __future__ import annotations
@@ -80,16 +80,6 @@ class Program(NamedTuple):
     @property
     def all_actions(self) -> tuple[tuple[str, int], ...]:
         return self.actions + _LAST
-
-    def __str__(self) -> str:
-        actions = "".join(f"\n        ({name!r}, {number})," for name, number in self.actions)
-        return (
-            f"# torchrun --nproc-per-node {self.size} this.py, in the project's folder\n"
-            'import sys; sys.path.insert(0, "tests")\n'
-            "from process.ddp_fuzz import Program, show\n"
-            f"show(Program(\n    {self.seed}, {self.size}, {self.features}, {self.options},\n"
-            f"    {self.optimizer!r},\n    ({actions}\n    ),\n))"
-        )
 
 
 def draw(seed: int, size: int) -> Program:
@@ -394,14 +384,3 @@ def judged(program: Program, findings: Sequence[Finding]) -> str:
         if len(set(own)) > 1 and len(set(other)) == 1 and program.sums_in_one_order:
             return f"after {name}, parameters differ between ranks"
     return ""
-
-
-def show(program: Program) -> None:
-    """Print this rank's findings about a program; run by torchrun."""
-    import shoal.torch
-
-    dist.init_process_group("shoal")
-    gloo = dist.new_group(backend="gloo")
-    finding = find(program, shoal.torch.DistributedDataParallel, gloo)
-    found = finding.error or finding.difference or f"no difference; bits {finding.digests[-1]}"
-    print(f"rank {dist.get_rank()}: {found}")  # noqa: T201 - a script's output

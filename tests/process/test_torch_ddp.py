@@ -35,11 +35,15 @@ def case_parameters_of_any_type_and_stride_are_averaged() -> None:
     )
     for as_views in (False, True):
         wrapped = wrap(net, gradient_as_bucket_view=as_views)
-        for _ in range(2):
-            wrapped.zero_grad()
+        for turn in range(4):
+            wrapped.zero_grad(set_to_none=turn % 2 == 0)
             wrapped(2.0 + 4 * dist.get_rank()).backward()
             for part in net.parts:
                 assert torch.equal(part.grad, torch.full_like(part, 4.0)), part
+                if not as_views and turn == 0:
+                    part.grad.share_memory_()
+                if not as_views and turn == 1:
+                    part.grad.untyped_storage().resize_(0)
         assert net.parts[2].grad.stride() == strided.stride()
         for part in net.parts:  # a program can move or save each alone
             storage = part.grad.untyped_storage()

@@ -95,12 +95,12 @@ def convert(model: nn.Module) -> str:
     return "0.weight, 0.bias, 1.weight, 1.bias"
 
 
-def write_module(model: nn.Module) -> str:
-    model._modules["1"] = nn.Linear(5, 3, dtype=torch.float64)
-    return "1.weight, 1.bias"
+def write_parameter(model: nn.Module) -> str:
+    model[1]._parameters["bias"] = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    return "1.bias"
 
 
-CHANGES: list[Callable[[Any], str]] = [add_for_none, convert, write_module]
+CHANGES: list[Callable[[Any], str]] = [add_for_none, convert, write_parameter]
 
 
 def case_parameters_registered_after_wrapping_are_named() -> None:
