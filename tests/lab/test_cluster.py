@@ -23,12 +23,6 @@ def own_namespaces() -> set[str]:
     return {path.name for path in NAMESPACES.glob(f"shoal-lab-{os.getpid()}-*")}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Lab]:
-    with Lab(2, rate_mbit=200) as cluster:
-        yield cluster
-
-
 @needs_root
 @pytest.mark.parametrize("congestion", ["cubic", "reno"])
 def test_both_ends_of_a_connection_use_the_labs_congestion_control(congestion: str) -> None:
@@ -76,23 +70,20 @@ def mbits_of(cluster: Lab, host: int, nic: int = 0) -> list[float]:
     return [8e-6 * options["rate"] for options in shapers_of(cluster, host, nic)]
 
 
-@needs_root
-def test_a_nic_has_the_labs_burst_and_queue_each_way(cluster: Lab) -> None:
-    for options in shapers_of(cluster, 0):
-        longest_us = ((1 << 20) - (128 << 10)) * 8 / 200  # the queued bytes, without the burst
-        assert options["burst"] == pytest.approx(128 << 10, rel=0.01)
-        assert options["lat"] == pytest.approx(longest_us, rel=0.01)
-
-
 # A stream on a busy machine may be slow: lower bounds are taken from the shapers' rates.
 
 
 @needs_root
-def test_a_stream_keeps_the_rate_of_the_nic_and_two_share_it(cluster: Lab) -> None:
-    assert [*mbits_of(cluster, 0), *mbits_of(cluster, 1)] == pytest.approx(4 * [200], rel=0.01)
-    (rate,) = measure_streams(cluster, [Flow(0, 1)], n_bytes=10_000_000)
-    assert 0 < 8 * rate < 1.2 * 200e6
-    rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
+def test_a_stream_keeps_the_rate_burst_and_queue_of_the_nic_and_two_share_it() -> None:
+    with Lab(2, rate_mbit=200) as cluster:
+        for options in shapers_of(cluster, 0):
+            longest_us = ((1 << 20) - (128 << 10)) * 8 / 200  # the queued bytes, without the burst
+            assert options["burst"] == pytest.approx(128 << 10, rel=0.01)
+            assert options["lat"] == pytest.approx(longest_us, rel=0.01)
+        assert [*mbits_of(cluster, 0), *mbits_of(cluster, 1)] == pytest.approx(4 * [200], rel=0.01)
+        (rate,) = measure_streams(cluster, [Flow(0, 1)], n_bytes=10_000_000)
+        assert 0 < 8 * rate < 1.2 * 200e6
+        rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
     assert 8 * min(rates) < 0.8 * 200e6  # each alone would reach 191
 
 
