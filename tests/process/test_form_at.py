@@ -34,9 +34,7 @@ def total(group: shoal.Group) -> float:
 
 @pytest.mark.parametrize("ranks_per_host", [4, 2])
 @on_ranks(4, has_stage=True, env={"SHOAL_KEY": "k" * 32})
-def test_a_group_forms_at_a_door_beside_another_and_after_an_abort(
-    ranks_per_host: int,
-) -> None:
+def test_a_group_forms_at_a_door_beside_another_and_after_an_abort(ranks_per_host: int) -> None:
     if ranks_per_host == 4:
         del os.environ["SHOAL_KEY"]  # a door inside a host needs none
     pretend_hosts(ranks_per_host)

@@ -105,9 +105,7 @@ def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:
             membership.close()
 
 
-def test_a_rank_whose_report_breaks_its_link_knows_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_whose_report_breaks_its_link_knows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     send, broken = TreeLink.send_report, list[int]()
 
     def send_or_break(link: TreeLink, report: bytes) -> None:

@@ -377,9 +377,7 @@ def test_another_user_of_the_host_is_turned_away() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_listener_is_named_and_not_trusted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_users_listener_is_named_and_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     one_at_a_time = threading.Lock()  # the user belongs to the process, which holds both ranks
 
     def listen_as_nobody() -> tuple[socket.socket, str]:

@@ -88,9 +88,7 @@ def test_a_store_file_left_by_an_earlier_job_serves_the_next(tmp_path: Path) -> 
     assert first != third
 
 
-def test_a_rank_restarted_alone_learns_that_all_must_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_restarted_alone_learns_that_all_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late the store answers
     store = MemoryStore()
     with joined(store, [ONE_HOST, ONE_HOST]), pytest.raises(TimedOut) as caught:
@@ -171,9 +169,7 @@ class _Ending(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_rank_lost_in_the_last_broadcast_delays_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_lost_in_the_last_broadcast_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     send_report = TreeLink.send_report
 
     def send_to_all_but_rank_1(self: TreeLink, report: bytes) -> None:

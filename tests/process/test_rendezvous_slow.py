@@ -228,9 +228,7 @@ class Going(MemoryStore):
         return super().try_get(key)
 
 
-def test_a_store_lost_at_a_deadline_is_blamed_and_no_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_lost_at_a_deadline_is_blamed_and_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_SUSPICIOUS_S", LONG_S)  # however late it answers
     with pytest.raises(PeerLost) as caught:
         join(Going(), 1, 3, timeout_s=0.05)
