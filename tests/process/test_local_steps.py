@@ -353,7 +353,7 @@ def test_survivors_finish_a_sync_that_a_lost_rank_interrupted() -> str:
 @in_ranks(2)
 def test_an_impossible_length_of_a_state_is_refused_on_every_rank(group: shoal.Group) -> None:
     weights, diloco = start(group, Case(every=4))
-    own = diloco._own
+    own: Any = diloco._own
     broadcast = own.broadcast
     for length in (-1.0, math.nan, math.inf, 2.0**60):
 
@@ -362,10 +362,10 @@ def test_an_impossible_length_of_a_state_is_refused_on_every_rank(group: shoal.G
                 data[0] = length
             broadcast(data, root, **how)
 
-        own.broadcast = damage  # type: ignore[assignment,method-assign]
+        own.broadcast = damage
         with pytest.raises(ShoalError, match=r"rank 0 announced .* the state of fragment 0"):
             diloco._share(0, 0)
-    own.broadcast = broadcast  # type: ignore[method-assign]
+    own.broadcast = broadcast
     steps(diloco, weights, group.rank, range(1, 5), Case(every=4))
     check(diloco.parameters, expected(Case(every=4), 2, 4).shared)
 
