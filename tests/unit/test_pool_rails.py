@@ -261,7 +261,7 @@ def test_calls_while_another_looks_for_servers_are_like_it(monkeypatch: pytest.M
     group: Any = object.__new__(ServedGroup)
     group._native, group._looks_at_first_use = None, True
     group._timeout = lambda _how: 1.0
-    group._number = group._finish = lambda *_: None
+    group._number = group._finish = group._hold = lambda *_: None
     monkeypatch.setattr(ServedGroup, "_kind", lambda *_: KIND)
     monkeypatch.setattr(served_group, "FLOOR_BYTES", 8)
     servers = SimpleNamespace(changed=threading.Condition(), post=lambda *_: made.append("shared"))

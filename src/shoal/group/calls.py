@@ -365,8 +365,8 @@ class Calls:
             timeout_s, background = self._timeout(how), how.get("async_op", False)
             subject = how.get("subject", 0)
         key = self._key(how)
-        native, held = self._hold(span)
-        call = native.post_in_place(plan, key, span.address, timeout_s, background, subject)
+        held = self._hold(span)
+        call = self._native.post_in_place(plan, key, span.address, timeout_s, background, subject)
         return self._finish(call, plan, held, how)
 
     def _start_between(
@@ -379,8 +379,8 @@ class Calls:
         timeout_s, key = self._timeout(how), self._key(how)
         memory = [[], [span.address for span in read], [span.address for span in written]]
         background, subject = how.get("async_op", False), how.get("subject", 0)
-        native, held = self._hold((read, written))
-        call = native.post(plan, key, memory, timeout_s, background, subject)
+        held = self._hold((read, written))
+        call = self._native.post(plan, key, memory, timeout_s, background, subject)
         return self._finish(call, plan, held, how)
 
     def _message(
@@ -399,21 +399,22 @@ class Calls:
         shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
         timeout_s, background = self._timeout(how), how.get("async_op", False)
         plan = plan_for(shape)
-        native, held = self._hold(span)
-        call = native.post_message(
+        held = self._hold(span)
+        call = self._native.post_message(
             *(plan, kind == "send", at, tag, span.address, timeout_s, background)
         )
         return self._finish(call, plan, held, how)
 
-    def _hold(self, owners: object) -> tuple[engine.NativeGroup, list[object]]:
-        """Keep the owners of buffers alive for a call to post, on the native group; or Closed.
+    def _hold(self, owners: object) -> list[object]:
+        """Keep the owners of buffers alive for a call to post; Closed if this group was closed.
 
         NOT after `post`: Ctrl-C in between would free buffers that the engine writes to. If it
         interrupts a call before `Context.keep`, they live until the links are closed.
         """
-        native, held = self._check_open(), [owners]
+        self._check_open()
+        held = [owners]
         self._context.held[id(held)] = held
-        return native, held
+        return held
 
     def _key(self, how: CallOptions) -> int:
         if not how:  # the usual case
@@ -462,7 +463,7 @@ class Calls:
             return self._work_of(call, held)
         try:
             wait_long(self, call, FOR_EVER_S)
-            del self._context.held[id(held)]
+            self._context.held.pop(id(held), None)  # None: closed meanwhile
         except BaseException:  # interrupted
             self._context.keep(call, held)
             raise

@@ -168,7 +168,7 @@ class ServedGroup(Group):
             return super().all_reduce(span, op, wire=wire, **how)
         until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         call: Call | ServedCall | RailCall
-        _, held = self._hold(span)
+        held = self._hold(span)
         try:
             with pool.changed:  # NOT released before `post`: a view might begin with a higher call
                 posting = Posting(kind, self._number(how), span.address, until, subject)
@@ -179,7 +179,7 @@ class ServedGroup(Group):
             if kind.pieces:
                 call = pool.post_pieces(posting, numbers)
         except (TimedOut, UsageError):  # nothing was posted
-            del self._context.held[id(held)]
+            self._context.held.pop(id(held), None)
             raise
         return self._finish(cast("Call", call), None, held, how)
 

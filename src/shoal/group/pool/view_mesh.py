@@ -144,8 +144,8 @@ class PoolGroup(Group):
         word = bytearray(*lengths)
         address = address_of(memoryview(word))
         key = first_word_key(server)
-        native, held = self._hold(word)
-        call = native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
+        held = self._hold(word)
+        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
         self._context.keep(call, held)
         return Work(self, call, held)
 
