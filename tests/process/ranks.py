@@ -346,6 +346,11 @@ def on_survivors(
     return as_test("", run)
 
 
+def on_new_ranks(size: int, **how: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a function that changes its process: its ranks make no other call."""
+    return on_survivors(size, (), **how)
+
+
 @contextlib.contextmanager
 def _arguments(how: dict[str, Any], *, has_stage: bool) -> Iterator[dict[str, Any]]:
     """Yield these arguments of a run, in whose environment there may be a stage."""

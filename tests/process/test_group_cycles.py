@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks
+from process.ranks import on_new_ranks
 from process.stage import Stage, holdings, pretend_hosts
 
 import shoal
@@ -29,34 +29,24 @@ def cycle(stage: Stage, rank: int) -> None:
     assert shared[0] == private[-1] == 2
 
 
-def live_many_lives(n_cycles: int, ranks_per_host: int) -> tuple[dict[str, int], dict[str, int]]:
+@pytest.mark.timeout(1800 if SOAK else 240)
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+@on_new_ranks(2, has_stage=True, deadline_s=1700)
+def test_many_groups_leave_nothing_behind(ranks_per_host: int) -> None:
     rank = int(os.environ["RANK"])
     pretend_hosts(ranks_per_host)
     with Stage.from_environment() as stage:
         for _ in range(N_FIRST):
             cycle(stage, rank)
         before = holdings()
-        for _ in range(n_cycles):
+        for _ in range(N_CYCLES):
             cycle(stage, rank)
-        return before, holdings()
-
-
-def files() -> set[str]:
-    """Named shared memory outlives its processes; shoal's has no name."""
-    return {name for name in os.listdir("/dev/shm") if "shoal" in name}
-
-
-@pytest.mark.timeout(1800 if SOAK else 240)
-@pytest.mark.parametrize("ranks_per_host", [2, 1])
-def test_many_groups_leave_nothing_behind(ranks_per_host: int) -> None:
-    with Stage() as stage:
-        args = N_CYCLES, ranks_per_host
-        results = run_ranks(live_many_lives, 2, *args, env=stage.env, deadline_s=1700)
-    assert files() == set()
-    for before, after in results:
-        for what in ("descriptors", "shared mappings", "threads"):
-            assert after[what] == before[what], (what, before, after)
-        # The allocator may keep a little more or less from one moment to the next.
-        assert after["mappings"] <= before["mappings"] + 10, (before, after)
-        assert after["resident KiB"] < before["resident KiB"] + (16 << 10), (before, after)
-        assert after["objects"] < before["objects"] + 330, (before, after)
+        after = holdings()
+    # Named shared memory outlives its processes; shoal's has no name.
+    assert not [name for name in os.listdir("/dev/shm") if "shoal" in name]
+    for what in ("descriptors", "shared mappings", "threads"):
+        assert after[what] == before[what], (what, before, after)
+    # The allocator may keep a little more or less from one moment to the next.
+    assert after["mappings"] <= before["mappings"] + 10, (before, after)
+    assert after["resident KiB"] < before["resident KiB"] + (16 << 10), (before, after)
+    assert after["objects"] < before["objects"] + 330, (before, after)

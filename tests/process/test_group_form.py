@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from process.ranks import on_ranks, run_ranks
+import pytest
+from process.ranks import on_new_ranks, on_ranks, run_ranks
 from process.stage import Stage, descriptors, error_of, pretend_hosts
 
 import shoal
@@ -159,7 +160,8 @@ def test_without_descriptors_forming_fails_clearly_and_leaks_nothing() -> None:
         assert in_words or "too many open files" not in text
 
 
-def fail_to_start_threads() -> None:
+@on_new_ranks(1, has_stage=True)
+def test_a_rank_that_cannot_start_a_thread_fails_clearly_and_leaks_nothing() -> None:
     store = Stage.from_environment().store
     # Load everything first: another user may not read the files.
     shoal.init(store, 0, 1).close()
@@ -177,11 +179,6 @@ def fail_to_start_threads() -> None:
         assert type(error) is ShoalError, error
         assert "rank 0 cannot join: could not start " in str(error)
         assert "ulimit -u" in str(error)
-
-
-def test_a_rank_that_cannot_start_a_thread_fails_clearly_and_leaks_nothing() -> None:
-    with Stage() as stage:
-        run_ranks(fail_to_start_threads, 1, env=stage.env)
 
 
 @on_ranks(2)
@@ -244,8 +241,9 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def reduce_many_at_once(ranks_per_host: int) -> float:
-    """Return the growth of the process while all-reduces that need scratch are in flight."""
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+@on_new_ranks(2, env={"SHOAL_ALGO": "all_reduce:direct"})
+def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging(ranks_per_host: int) -> None:
     pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         data = [np.full(N_ELEMS, at + group.rank, np.float32) for at in range(N_CALLS)]
@@ -255,13 +253,6 @@ def reduce_many_at_once(ranks_per_host: int) -> float:
         for at, (work, each) in enumerate(zip(works, data, strict=True)):
             work.wait()
             assert (each == 2 * at + 1).all()
-        return peak_mib() - before
-
-
-def test_scratch_of_many_calls_stays_under_the_ceiling_of_staging() -> None:
-    for ranks_per_host in (2, 1):
-        env = {"SHOAL_ALGO": "all_reduce:direct"}
-        grown = run_ranks(reduce_many_at_once, 2, ranks_per_host, env=env)
         # Besides the ceiling there are slots, one call's scratch, and memory the allocator keeps:
         # 48 to 88 MiB in all, where the scratch of all calls alone would be 240.
-        assert max(grown) < 2.5 * CEILING_MIB, grown
+        assert peak_mib() - before < 2.5 * CEILING_MIB

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import equal_digits
-from process.ranks import on_ranks, on_survivors, run_ranks
+from process.ranks import on_new_ranks, on_ranks, on_survivors
 from process.stage import die, error_of
 
 from shoal.average import ErrorFeedback
@@ -115,7 +115,8 @@ def test_loops_branches_and_donated_buffers_are_right() -> None:
         assert constant(2.0).tolist() == constant(2.0).tolist() == [2.0, 6.0, 10.0]
 
 
-def crossed() -> None:
+@on_new_ranks(2, env=CPU)
+def test_independent_calls_of_one_function_keep_their_order_on_one_core() -> None:
     # One core, so that JAX has one thread: a callback that waited for another would hang.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with shoal.init() as group:
@@ -136,10 +137,6 @@ def crossed() -> None:
         assert (float(ten.min()), float(ten.max())) == (20.0, 20.0)
 
 
-def test_independent_calls_of_one_function_keep_their_order_on_one_core() -> None:
-    run_ranks(crossed, 2, env=CPU)
-
-
 @on_ranks(2, env=CPU)
 def test_threads_may_make_named_calls() -> None:
     found = [0.0] * 3
@@ -156,7 +153,8 @@ def test_threads_may_make_named_calls() -> None:
     assert found == [0.0, 2.0, 4.0]
 
 
-def refused() -> None:
+@on_new_ranks(2, env=TWO_DEVICES)
+def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
     with shoal.init() as group:
         both = functools.partial(shoal.jax.all_reduce, group=group)
         average = functools.partial(shoal.jax.average, group=group)
@@ -193,10 +191,6 @@ def refused() -> None:
             found = refusal(call)
             assert re.match(wanted, found, re.DOTALL), (wanted, found)
         assert both(ones).tolist() == [[2.0] * 4] * 2  # the group is usable
-
-
-def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
-    run_ranks(refused, 2, env=TWO_DEVICES)
 
 
 @on_ranks(2, env=CPU)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from process import joining
 from process.joining import JOIN, LONG_S, ONE_HOST, hosts, in_threads, is_closed, joined, options
-from process.ranks import run_ranks, start_ranks
+from process.ranks import on_new_ranks, start_ranks
 from process.stage import Lines, descriptors
 
 from shoal.errors import Closed, UsageError
@@ -327,7 +327,8 @@ def test_strangers_are_closed_and_the_join_goes_on(monkeypatch: pytest.MonkeyPat
             assert all(map(is_closed, silent[1:]))
 
 
-def join_without_descriptors() -> None:
+@on_new_ranks(1)
+def test_a_rank_without_descriptors_turns_callers_away_and_counts_them() -> None:
     """Callers take every descriptor while rank 0 waits; after they leave, rank 1 joins."""
     store = joining.Noticing()
     texts = Lines(logging.NOTSET).texts
@@ -352,10 +353,6 @@ def join_without_descriptors() -> None:
             seen = re.findall(r"turned away (\d+) so far, the last from this host", " ".join(texts))
     assert len(seen) > 1
     assert seen == [str(2**n) for n in range(len(seen))]
-
-
-def test_a_rank_without_descriptors_turns_callers_away_and_counts_them() -> None:
-    run_ranks(join_without_descriptors, 1)
 
 
 def call_as_nobody(address: bytes) -> bool:

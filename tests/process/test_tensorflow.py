@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.examples import equal_digits
-from process.ranks import on_ranks, on_survivors, run_ranks
+from process.ranks import on_new_ranks, on_ranks, on_survivors
 from process.stage import die, error_of
 
 import shoal
@@ -200,7 +200,8 @@ def test_variables_of_tensorflow_and_keras_are_broadcast() -> None:
         assert (half.numpy() == 1).all()
 
 
-def refused() -> None:
+@on_new_ranks(2, env=CPU, deadline_s=DEADLINE_S)
+def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     with shoal.init() as group:
@@ -253,10 +254,6 @@ def refused() -> None:
             found = refusal(call)
             assert re.match(wanted, found, re.DOTALL), (wanted, found)
         assert both(ones).numpy().tolist() == [2.0] * 3  # the group is usable
-
-
-def test_wrong_calls_are_refused_and_the_group_stays_usable() -> None:
-    run_ranks(refused, 2, env=CPU, deadline_s=DEADLINE_S)
 
 
 @on_two_ranks
