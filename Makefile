@@ -68,7 +68,7 @@ test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native test-clang test-native-sanitized test-fuzz
 	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py \
 	  tests/contract/test_algorithms.py tests/unit/test_simulate.py \
-	  tests/contract/test_hierarchical.py tests/process/test_torch_compile.py \
+	  tests/process/test_torch_compile.py \
 	  tests/process/test_numpy_algorithms.py tests/process/test_torch_survive.py \
 	  tests/process/test_grow.py tests/process/test_grow_chaos.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_death.py \
