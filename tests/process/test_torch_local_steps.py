@@ -210,6 +210,22 @@ def refused(make: Callable[[], object], words: str, kind: type[Exception] = Usag
         make()
 
 
+def case_an_outer_optimizer_that_differs_between_ranks_is_refused_by_sync() -> None:
+    net = Net()
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    outer = torch.optim.SGD(net.parameters(), lr=0.7)
+    with shoal.torch.DiLoCo(net, inner, outer, every=4) as diloco:
+        net().backward()
+        inner.step()
+        outer.param_groups[0]["lr"] = 0.5 + dist.get_rank()
+        before = net.wide.detach().clone()
+        refused(diloco.sync, "the outer optimizer is not the same on all ranks: .*'lr': 0.5,.* on")
+        assert torch.equal(net.wide, before)
+        outer.param_groups[0]["lr"] = 0.5
+        diloco.sync()
+        assert diloco.rounds == 1
+
+
 def case_wrong_arguments_are_refused_with_the_reason_on_every_rank() -> None:
     for wrong, words in (
         ({"every": 0}, "every must be a whole number of steps, 1 or more, got 0"),

@@ -129,8 +129,12 @@ class _Arrays:
                 raise UsageError(f"{name!r} must be a writable NumPy array, got {one!r}")
         self._local = dict(parameters)
         self.shared = copies(parameters)
-        self._outer, self.outer = outer, repr(outer)
+        self._outer = outer
         self._kept: dict[str, Any] = {}
+
+    @property
+    def outer(self) -> str:
+        return repr(self._outer)
 
     def _typed(self, places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         """View the arrays of an averager, which holds bfloat16 as raw bits, in the true dtypes."""

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
-from shoal.average.agreeing import agree, shared_by
+from shoal.average.agreeing import agree, difference_among, shared_by
 from shoal.average.averager import Averager
 from shoal.average.compress import ChunkTopK
 from shoal.average.layout import FLOATS, ArraySpec
@@ -50,12 +50,11 @@ class Replica(Protocol):
 
     The global parameters are the same on every rank. Only rounds change them, each round for one
     fragment. `places` are the NumPy arrays of an averager, by parameter name.
-
-    Attributes:
-        outer: a description of the outer optimizer's arguments; the same on every rank.
     """
 
-    outer: str
+    @property
+    def outer(self) -> str:
+        """The outer optimizer's arguments, as text; the same on every rank."""
 
     def give(self, places: Mapping[str, Any], factor: float, *, keep: bool) -> None:
         """Write (global - local) * factor to the places: this rank's contribution to a round.
@@ -369,11 +368,15 @@ class LocalSteps:
         of training, before an evaluation, or before one rank saves for all.
 
         Raises:
+            UsageError: the outer optimizers of ranks have different arguments; nothing has changed.
             ShoalError: as in a step.
         """
         counts = self._counts(self._own)
+        has_steps = any(has_steps for *_, has_steps in counts)
+        if has_steps:
+            self._check_outer()
         self._until = max(max(n_sent, until) for _, n_sent, until, _ in counts)
-        if any(has_steps for *_, has_steps in counts):
+        if has_steps:
             self._until += len(self._fragments)
         while self._n_sent < self._until:
             if self._n_sent - self._n_done == len(self._fragments):
@@ -383,6 +386,15 @@ class LocalSteps:
             self._take_up(0.0)
         for names in self._fragments:
             self._replica.mix(names, 0.0)
+
+    def _check_outer(self) -> None:
+        given = {"the outer optimizer": self._replica.outer}
+        if found := difference_among(self._own, "outer optimizer", given):
+            raise UsageError(
+                f"{self._own}: {found}; so the global parameters may differ already. Change its "
+                "arguments by the number of rounds, not of steps: set them to the same values, and "
+                "copy the model of one rank to all after sync()"
+            )
 
     def regroup(self, group: Group) -> None:
         """Continue in another group, such as `group.shrink()`, and finish interrupted rounds.

@@ -181,8 +181,11 @@ class _Parameters:
         self._local = dict(parameters)
         self.shared = {name: _on_cpu(one) for name, one in parameters.items()}
         self._outer = outer
-        self.outer = _described(outer, outer.param_groups)
         self._kept: dict[str, torch.Tensor] = {}
+
+    @property
+    def outer(self) -> str:
+        return _described(self._outer, self._outer.param_groups)
 
     def _tensors(self, places: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """View the arrays of an averager, which holds bfloat16 as raw bits, as tensors."""
