@@ -124,6 +124,11 @@ def die() -> None:
 def stop(pid: int) -> None:
     """Stop a process, and wait until each of its threads has stopped."""
     os.kill(pid, signal.SIGSTOP)
+    await_stop(pid)
+
+
+def await_stop(pid: int) -> None:
+    """Wait until each thread of a process has stopped."""
     threads = Path(f"/proc/{pid}/task")
     while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
         os.sched_yield()
