@@ -37,8 +37,8 @@ _DEFAULTS: Final = {
     "grace": 0.0,
 }
 
-# A fragment's state has at most so many bytes for each byte of its parameters, and so many more:
-# outer optimizers keep a few numbers for each parameter, or matrices.
+# The state of a fragment may have 1 GiB, and 256 bytes more for each byte of its parameters. Outer
+# optimizers keep a few numbers for each parameter, or matrices.
 _STATE_PER_BYTE: Final = 256
 _STATE_BYTES: Final = 1 << 30
 
