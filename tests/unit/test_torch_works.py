@@ -94,6 +94,20 @@ def test_a_wait_does_not_wait_for_another_work_on_the_same_storage() -> None:
         assert c10d._get_work_registry_size() == 0
 
 
+def test_works_that_are_waited_for_by_their_tensors_alone_are_not_kept() -> None:
+    with allow_inflight_collective_as_graph_input_ctx():
+        for _ in range(3):
+            call, tensor = FakeWork(), torch.ones(4)
+            work = PendingWork([call], [tensor])  # type: ignore[list-item]
+            module.register(work, lists=True)
+            call.finish()
+            work.get_future().wait()
+            torch.ops._c10d_functional.wait_tensor(tensor)
+        assert list(module._listed) == [work]
+        work.wait()
+    assert not module._listed
+
+
 def test_a_wait_that_times_out_completes_no_future() -> None:
     class Slow(FakeWork):
         def wait(self, timeout_s: float | None = None) -> None:

@@ -49,6 +49,12 @@ def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [one.untyped_storage()._cdata if has_storage(one) else 0 for one in tensors]
 
 
+def _drop_settled() -> None:
+    for work in [*_listed]:
+        if work.is_settled():
+            _listed.pop(work, None)
+
+
 def unregister(work: FinishedWork) -> None:
     """Remove a Work that was waited for from torch's list.
 
@@ -57,12 +63,8 @@ def unregister(work: FinishedWork) -> None:
     whose own wait removes both.
     """
     _listed.pop(work, None)
-    running: set[int] = set()
-    for other, storages in [*_listed.items()]:
-        if other.is_settled():
-            _listed.pop(other, None)
-        else:
-            running |= storages
+    _drop_settled()
+    running: set[int] = set().union(*_listed.values())
     for tensor, storage in zip(work.tensors, _storages(work.tensors), strict=True):
         if storage not in running:
             torch.ops._c10d_functional.wait_tensor(tensor)
@@ -75,6 +77,7 @@ def register(work: PendingWork, *, lists: bool) -> None:
     """
     if not _registering() or not work.tensors:
         return
+    _drop_settled()  # those that only torch's wait_tensor waits for
     _listed[work] = set(_storages(work.tensors))
     if lists:
         # NOT the Work itself: torch would keep only its C++ half alive.
