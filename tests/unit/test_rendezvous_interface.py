@@ -31,6 +31,7 @@ ROUTES = {
 def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "list_interfaces", lambda: HOST)
     monkeypatch.setattr(interface, "_source_towards", ROUTES.__getitem__)
+    monkeypatch.setattr(interface, "_routes", {})
 
 
 NAMED = {"eth1": "10.1.0.5", "eth": "10.1.0.5", "=eth10": "10.10.0.5", "docker,eth": "172.17.0.1"}
@@ -58,6 +59,22 @@ def test_settings_or_routes_set_addresses() -> None:
     ):
         environ = dict(setting.split("=", 1) for setting in settings.split())
         assert choose_address(master, environ).address == address
+
+
+def test_the_route_to_a_master_whose_name_has_vanished_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(host: str) -> str:
+        raise UsageError(f"{host} does not resolve")
+
+    assert choose_address("head", {}).address == "10.10.0.5"
+    monkeypatch.setattr(interface, "_source_towards", fail)
+    assert choose_address("head", {}).address == "10.10.0.5"
+    with pytest.raises(UsageError):
+        choose_address("other", {})
+    monkeypatch.setattr(interface, "list_interfaces", lambda: HOST[:2])  # that address has gone
+    with pytest.raises(UsageError):
+        choose_address("head", {})
 
 
 def test_paths_take_turns_over_the_named_interfaces() -> None:

@@ -228,6 +228,21 @@ def test_a_client_without_a_store_warns_names_the_address_and_explains_loopback(
     assert "from its own host only: if rank 0" in text
 
 
+def test_names_that_do_not_resolve_are_looked_up_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lookups: list[str] = []
+
+    def fail(host: str) -> list[str]:
+        lookups.append(host)
+        raise OSError(f"{host} is unknown")
+
+    monkeypatch.setattr("shoal.rendezvous.store.client.resolve", fail)
+    with pytest.raises(TimedOut, match="is unknown"):
+        TcpStoreClient("head", 9, timeout_s=0.3)
+    assert len(lookups) <= 6  # after 0, 20, 60, 140 and 300 ms, and for the text of the error
+
+
 def test_an_error_about_no_store_elsewhere_does_not_mention_loopback() -> None:
     with pytest.raises(TimedOut) as raised:
         TcpStoreClient("192.0.2.1", 9, timeout_s=0.05)

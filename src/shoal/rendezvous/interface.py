@@ -27,6 +27,9 @@ _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
 _LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
 # Documentation addresses (RFC 5737, RFC 3849): only their routes are looked up; nothing is sent.
 _SOMEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+# By master, this host's address on the route there. A later look needs no lookup of the name, which
+# may vanish with rank 0's host while the other ranks go on.
+_routes: dict[str, str] = {}
 
 
 class Interface(NamedTuple):
@@ -70,7 +73,7 @@ def choose_addresses(
 
 
 def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
-    address = master_addr and _source_towards(master_addr)
+    address = _address_towards(master_addr, found) if master_addr else None
     if address and master_addr and (not is_loopback(address) or names_loopback(master_addr)):
         return Advertised(address, _name_of(address, found), f"the route to {master_addr}")
     # No master is known, or it is this host and /etc/hosts maps its name to 127.0.1.1 (Debian), so
@@ -206,6 +209,13 @@ def _unmatched(wanted: str, found: list[Interface]) -> list[str]:
     exact = "=" if wanted.startswith("=") else ""
     names = map(str.strip, wanted.removeprefix("=").split(","))
     return [name for name in names if name and not _matching(exact + name, found)]
+
+
+def _address_towards(master_addr: str, found: list[Interface]) -> str:
+    known = _routes.get(master_addr)
+    if known is None or all(known not in one.addresses for one in found):
+        known = _routes[master_addr] = _source_towards(master_addr)
+    return known
 
 
 def _source_towards(host: str) -> str:

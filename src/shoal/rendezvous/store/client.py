@@ -33,6 +33,7 @@ from shoal.rendezvous.store.wire import (
 
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _RETRY_S: Final = 0.02
+_LONGEST_LOOKUP_S: Final = 2.0  # between lookups of a name that does not resolve
 _N_AT_ONCE: Final = 16  # requests in flight: their replies, 64 KiB at most, fit into a socket
 # For one attempt to connect. The next attempt finds a server that has restarted meanwhile, or whose
 # answer was lost.
@@ -83,7 +84,7 @@ class TcpStoreClient:
         self._lost = ""  # why the connection is unusable
         self._replies: list[tuple[int, bytes]] = []
         self._dials: dict[int, str] = {}  # by dial in progress, its address
-        self._dial_at = 0.0
+        self._dial_at, self._lookup_s = 0.0, _RETRY_S
         self._trouble: OSError = TimeoutError("timed out")  # of the last attempt to connect
         try:
             self._endpoint = Endpoint(self, dial_s=_ATTEMPT_S)
@@ -219,6 +220,9 @@ class TcpStoreClient:
             addresses = resolve(self.host)
         except OSError as error:
             self._fail(error)
+            # Many ranks may start before rank 0's name exists: they must not flood its DNS.
+            self._dial_at = time.monotonic() + self._lookup_s
+            self._lookup_s = min(2 * self._lookup_s, _LONGEST_LOOKUP_S)
             return
         for address in addresses:
             if address not in self._dials.values():
