@@ -50,7 +50,7 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
     before = meeting.before
     gone = {before.rank} if before is not None and before.is_failure else set[int]()
     known = gone | meeting.oddities.keys()
-    missing = [rank for rank in absent if rank not in known]
+    missing = [rank for rank in absent or () if rank not in known]
     if missing:
         yield (
             f"{_ranks(missing)} never published a record (not started, dead, refused for another "
@@ -63,7 +63,9 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
                 "MASTER_ADDR on every rank to an address of rank 0's host that the others can reach"
             )
     yield from (f"rank {rank}: {why}" for rank, why in sorted(meeting.oddities.items()))
-    if not absent and asks:
+    if absent is None and asks:
+        yield "rank 0 has not called all ranks, and the store did not show in time who is missing"
+    elif not absent and asks:
         yield "rank 0 has not called all ranks, though all have published (stopped, or dead?)"
 
 

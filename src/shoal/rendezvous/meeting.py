@@ -124,20 +124,20 @@ class Meeting:
         """Return a rank's host name from the roll, NOT from the store, which may not answer."""
         return "" if self.roll is None else self.roll.labels[self.roll.hosts[rank]]
 
-    def unpublished(self, *, asks: bool) -> list[int]:
-        """Return the ranks whose record is not in the store, or is of no use.
+    def unpublished(self, *, asks: bool) -> list[int] | None:
+        """Return the ranks whose record is not in the store, or is of no use; None: unknown.
 
         Args:
             asks: True to read the store once more, with a request or two for each of them.
         """
         if asks:
-            with contextlib.suppress(ShoalError):  # the store is gone
+            with contextlib.suppress(ShoalError):  # the store is gone, or late
                 return [rank for rank in self._missing() if self._read(rank) is None]
         return self._known_missing()
 
-    def _known_missing(self) -> list[int]:
-        """Return the same without a request. NOT all others: this rank may not have looked yet."""
-        return []
+    def _known_missing(self) -> list[int] | None:
+        """Return the same without a request. A rank that waits for rank 0 has read no record."""
+        return None
 
     def _missing(self) -> list[int]:
         """Return the ranks whose record this rank needs and has not seen."""
