@@ -225,12 +225,18 @@ def test_failed_writes_warn(pattern: str, tmp_path: Path, caplog: pytest.LogCapt
     assert "cannot be written to" in caplog.text
 
 
+@pytest.mark.parametrize("hanging", ["stem_of", "_write"])
 def test_a_wait_for_a_hanging_disk_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_back = threading.Event()
+
+    def hang(*_: Any) -> str:
+        is_back.wait()
+        raise OSError("the disk is back, and read-only")
+
     monkeypatch.setattr("shoal.state.files._PATIENCE_S", 0.0)
-    monkeypatch.setattr("shoal.state.files._write", lambda *_: is_back.wait() and ())
+    monkeypatch.setattr(f"shoal.state.files.{hanging}", hang)
     assert write(state(0), "one", str(tmp_path)) == ()
     is_back.set()
     assert "it goes on" in caplog.text

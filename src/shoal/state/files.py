@@ -80,11 +80,12 @@ def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
 
     Existing files are never written to. A failure is logged, and the result is empty.
     """
-    stem = stem_of(pattern, state["rank"], state["host"], state["pid"])
     outcome: list[tuple[Path, ...]] = []
 
     def work() -> None:
+        stem = pattern
         try:
+            stem = stem_of(pattern, state["rank"], state["host"], state["pid"])
             outcome.append(_write(stem, json.dumps(state, indent=1) + "\n", text))
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
             _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
@@ -92,11 +93,11 @@ def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
     try:
         writer = threads.start("shoal-dump-writer", work)
     except ShoalError as error:
-        _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
+        _LOG.warning("the state of this rank cannot be written to %s: %s", pattern, error)
         return ()
     writer.join(_PATIENCE_S)
     if writer.is_alive():
-        _LOG.warning("writing %s takes longer than %g s; it goes on", stem, _PATIENCE_S)
+        _LOG.warning("writing %s takes longer than %g s; it goes on", pattern, _PATIENCE_S)
     return outcome[0] if outcome else ()
 
 
