@@ -86,14 +86,16 @@ def _all_facts(store: Store, place: LaunchInfo, timeout_s: float) -> dict[int, F
     """Collect the facts that ranks have published; rank 0 decides which ranks are present."""
     until = time.monotonic() + timeout_s
     if place.rank:
-        here = json.loads(store.get("check/here", 2 * timeout_s))
-        return {rank: facts.decode(store.get(f"check/facts/{rank}", timeout_s)) for rank in here}
+        here = int(store.get("check/here", 2 * timeout_s), 16)
+        ranks = [rank for rank in range(place.size) if here >> rank & 1]
+        return {rank: facts.decode(store.get(f"check/facts/{rank}", timeout_s)) for rank in ranks}
     present = {}
     for rank in range(place.size):
         with contextlib.suppress(TimedOut):
             left_s = max(0.001, until - time.monotonic())
             present[rank] = facts.decode(store.get(f"check/facts/{rank}", left_s))
-    store.set("check/here", json.dumps(list(present)).encode())
+    # A bit for each rank: a list of thousands would not fit in a value of the store.
+    store.set("check/here", b"%x" % sum(1 << rank for rank in present))
     return present
 
 
@@ -105,7 +107,7 @@ def _probe_hosts(
     Returns probes by prober, answerer and path: on rank 0 all except dead ranks' probes.
     """
     found: dict[tuple[int, int], list[Probe]] = {}
-    ranks = [one.rank for one in hosts]
+    ranks, lost = [one.rank for one in hosts], set[int]()
     for shift in range(1, len(hosts)):
         if own.rank in ranks:
             to = hosts[(ranks.index(own.rank) + shift) % len(hosts)]
@@ -113,7 +115,12 @@ def _probe_hosts(
             store.set(f"check/round/{shift}/{own.rank}", json.dumps(made).encode())
         for index, rank in enumerate(ranks):
             to_rank = ranks[(index + shift) % len(hosts)]
-            with contextlib.suppress(ShoalError, RuntimeError):  # it died
+            if rank in lost:
+                continue  # else every round would wait for it
+            try:
                 value = store.get(f"check/round/{shift}/{rank}", _ROUND_S)
+            except (ShoalError, RuntimeError):  # it died
+                lost.add(rank)
+            else:
                 found[rank, to_rank] = [Probe(*one) for one in json.loads(value)]
     return found
