@@ -125,8 +125,8 @@ class Line:
             receive, report = self._receives[peer]
             if receive.done():
                 has_any = True
-                del self._receives[peer]
                 self._take(peer, report, receive.error())
+                self._receives.pop(peer, None)  # NOT before: an interrupted rank takes it again
         return has_any
 
     def _take(self, peer: int, report: bytearray, error: ShoalError | None) -> None:
