@@ -15,7 +15,11 @@ import torch.distributed as dist
 from process.ddp_training import OneOf, whole, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+)
+from torch.utils.checkpoint import checkpoint
 
 import shoal
 from shoal.average import NotFinite
@@ -103,6 +107,39 @@ def case_a_static_graph_compares_used_parameters_in_the_first_step_only() -> Non
                     assert torch.equal(part.grad, torch.full((3,), (step + 1) / 2))
                 assert net.parts[2].grad is None
         assert n_compared == [1, 0, 0]
+
+
+def case_a_hook_changes_no_gradient_that_no_rank_has() -> None:
+    net, kept = OnePartOfThree(), torch.full((3,), 1.001)  # which bf16 would round
+    wrapped = wrap(net, find_unused_parameters=True, gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, bf16_compress_hook)
+    net.parts[2].grad = kept.clone()
+    wrapped(1.0).backward()
+    assert torch.equal(net.parts[0].grad, torch.full((3,), 0.5))
+    assert torch.equal(net.parts[2].grad, kept)
+
+
+class Repeated(nn.Module):
+    """One layer, made `n` times, with a gradient for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.n = nn.Linear(6, 6), 2
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.n):
+            data = checkpoint(self.layer, data, use_reentrant=True)
+        return data
+
+
+def case_more_gradients_of_a_static_graph_than_at_first_are_an_error() -> None:
+    net = Repeated()
+    wrapped, given = wrap(net, static_graph=True), torch.ones(1, 6, requires_grad=True)
+    for _ in range(2):
+        wrapped(given).sum().backward()
+    net.n = 3
+    with pytest.raises(RuntimeError, match=r"graph has changed.*layer\.(weight|bias).*had 2"):
+        wrapped(given).sum().backward()
 
 
 @contextlib.contextmanager

@@ -306,6 +306,18 @@ def case_a_wrapper_is_as_before_once_a_join_has_ended() -> None:
     wrapped.regroup()
 
 
+def case_a_join_whose_last_passes_had_no_average_leaves_nothing_behind() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    wrapped = wrap(net, check_same=1)
+    with wrapped.join(divide_by_initial_world_size=False):
+        for number in range(2 + 2 * dist.get_rank()):
+            with wrapped.no_sync() if number % 2 else contextlib.nullcontext():
+                wrapped(torch.ones(1, 1)).backward()
+    net.zero_grad()
+    wrapped(torch.full((1, 1), 1.0 + dist.get_rank())).backward()
+    assert net.weight.grad.item() == 1.5
+
+
 class Backwards(nn.Sequential):
     """Its gradients come in another order than the first layout of fusion buffers has."""
 

@@ -35,6 +35,21 @@ def case_a_loss_of_derivatives_is_averaged_though_parameters_may_be_unused(
     return seen
 
 
+def case_a_pass_for_other_gradients_on_one_rank_is_no_step(wrap: Wrap) -> list[Gradients]:
+    wrapped, seen = wrap(Two(), find_unused_parameters=True), []
+    for number in range(2 * N_STEPS):
+        wrapped.zero_grad()
+        given = randoms(number).requires_grad_()
+        loss = wrapped(given).pow(2).sum()
+        if dist.get_rank() == 0 and number % 2:
+            torch.autograd.grad(loss, given, retain_graph=True)
+        elif dist.get_rank() == 0:
+            loss.backward(inputs=[given], retain_graph=True)
+        loss.backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
 def case_a_forward_pass_without_a_backward_pass_does_not_block_later_calls(
     wrap: Wrap,
 ) -> list[Gradients]:

@@ -69,7 +69,8 @@ def average(tree: Any, group: Group, **options: Unpack[arrays.Options]) -> Any:
     """Return a pytree averaged over all ranks, in fusion buffers. Works under jit on a CPU.
 
     Every rank passes a tree with the same names, shapes and dtypes. The first call with such a tree
-    creates its averager, which is kept until the group is closed.
+    creates its averager, which is kept until the group is closed. With error feedback, trees of
+    equal models need different names: `{"critic1": tree}`.
 
     Args:
         tree: gradients or other arrays; numbers become arrays, None stays None.

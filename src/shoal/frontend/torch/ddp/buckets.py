@@ -159,8 +159,9 @@ class HookedBuckets:
         """
         with explaining(self._group):
             self.is_armed = False
-            if unused:
-                self.gradients.leave(self.missing())  # a gradient that no rank has stays as it is
+            missing = self.missing() if unused else []
+            self.gradients.leave(missing)
+            own = {index: self.gradients.parameters[index].grad for index in missing}
             while len(self._futures) < len(self._members):
                 self._leave(len(self._futures))
             if unused and self._buffers and not self._keeps_used:
@@ -186,6 +187,9 @@ class HookedBuckets:
             self._works, self._futures = [], []
             every = range(len(self._came))
             self.gradients.deliver([index for index in every if not used or used[index]])
+            for index, gradient in own.items():
+                if not used[index]:
+                    self.gradients.parameters[index].grad = gradient
 
     def undo_feedback(self) -> None:
         """Do nothing: only the hook knows its state."""

@@ -58,7 +58,7 @@ class GradientKeeper:
         group: dist.ProcessGroup,
         find_unused: bool,
         on_error: Callable[[str], None],
-        on_step: Callable[[int, bool], None],
+        on_step: Callable[[int], None],
     ) -> None:
         self.names = list(names)
         self.n_steps = 0
@@ -168,6 +168,10 @@ class GradientKeeper:
 
     def _set_forward_pass_work_handle(self, work: Any, divide_by_size: bool) -> None:
         self._join = work, divide_by_size
+
+    def end_join(self) -> None:
+        """Forget a join that has ended; its last forward pass may have had no average."""
+        self._join = None
 
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         self._awaited.extend(futures)
@@ -430,8 +434,9 @@ class GradientKeeper:
             self._count([i for i in came if parameters[i].grad is not None])
         missing = self._missing()
         self._check_attached(missing)
-        if self._pass.creates_graph and len(missing) == len(self.names):
-            return False  # autograd.grad, whose results a later loss uses
+        is_other = self._pass.creates_graph or self._pass.is_partial
+        if is_other and len(missing) == len(self.names):
+            return False  # a pass for other gradients, such as autograd.grad
         if missing and not (self._finds_unused if static is None else static.absent == missing):
             if len(missing) < len(self.names):
                 self.averaging.wait_for_rest(self._described(missing).for_others())
@@ -463,13 +468,12 @@ class GradientKeeper:
 
     def _finish(self) -> None:
         self._came.clear()
-        is_joined = self._join is not None
         self._average(self._finds_unused)
         awaited, self._awaited = self._awaited, []
         for future in awaited:
             future.wait()
         self.n_steps += 1
-        self._on_step(self.n_steps, is_joined)
+        self._on_step(self.n_steps)
 
     # Missing gradients.
 

@@ -15,14 +15,20 @@ from torch.autograd import Variable
 if TYPE_CHECKING:
     from types import FrameType
 
-_PASSES: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+_BACKWARD: Final = torch.autograd.backward.__code__
+_GRAD: Final = torch.autograd.grad.__code__
 
 
 class BackwardPass:
-    """The current backward pass; `creates_graph` if it builds a graph itself."""
+    """The current backward pass.
+
+    Attributes:
+        creates_graph: it builds a graph itself.
+        is_partial: it adds to the gradients of chosen tensors only, or of none (`autograd.grad`).
+    """
 
     def __init__(self) -> None:
-        self.creates_graph = False
+        self.creates_graph = self.is_partial = False
         self._is_shown = False
         # A weak reference to the callback at the end of the pass. If the pass raises, autograd
         # drops the callback.
@@ -52,7 +58,7 @@ class BackwardPass:
             self._is_shown = False
             end = functools.partial(self._run, on_end)
             self._end = weakref.ref(end)
-            self.creates_graph = torch.is_grad_enabled()
+            self.creates_graph, self.is_partial = torch.is_grad_enabled(), _is_partial()
             Variable._execution_engine.queue_callback(end)
         self._is_shown = self._is_shown or shown
 
@@ -82,9 +88,21 @@ def _no_end() -> None:
 
 def is_nested() -> bool:
     """Return True if the current backward pass was called within another, which ends later."""
-    n_passes = 0
+    return len(list(_passes())) > 1
+
+
+def _is_partial() -> bool:
+    innermost = next(_passes(), None)  # None on a device's thread
+    if innermost is None or innermost.f_code is _GRAD:
+        return innermost is not None
+    inputs = innermost.f_locals["inputs"]
+    return inputs is not None and (isinstance(inputs, torch.Tensor) or len(inputs) > 0)
+
+
+def _passes() -> Iterator[FrameType]:
+    """Yield the frames of this thread's backward passes, innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        n_passes += frame.f_code in _PASSES
+        if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
+            yield frame
         frame = frame.f_back
-    return n_passes > 1

@@ -96,11 +96,12 @@ class StaticGraph:
         """Count down the gradients of a parameter, and call its hook at the last."""
         if not self._is_armed():
             return
-        if not self._counts[index]:
+        if not self._n_left[index]:
+            n = self._counts[index]
             self._fail(
                 "Your training graph has changed in this iteration, which static_graph=True rules "
-                f"out: parameter {self._names[index]} has a gradient now, and had none in the "
-                "first iteration"
+                f"out: parameter {self._names[index]} has more gradients now than in the first "
+                f"iteration, which had {n or 'none'}"
             )
         self._n_left[index] -= 1
         if self._n_left[index] == 0:

@@ -444,9 +444,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                     handle.remove()
             self._steps_in_backward = True
 
-    def _end_step(self, step: int, is_joined: bool) -> None:
-        """Compare models, step in-backward optimizers; `is_joined` if ranks may have no inputs."""
-        if self._same is not None and not is_joined:
+    def _end_step(self, step: int) -> None:
+        """Compare models, except within a join, and step in-backward optimizers."""
+        if self._same is not None and not self._join_config.enable:
             ignored = self.parameters_to_ignore
             self._same.compare(values_of(self.module, ignored, self._optimizers), step)
         for parameter in self._trained() if self._steps_in_backward else ():
@@ -471,6 +471,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         def end_join(is_last_joiner: bool) -> None:
             end(is_last_joiner)
             self._join_config = _JoinConfig.construct_disabled_join_config()  # type: ignore[no-untyped-call]
+            self.reducer.end_join()
 
         hook.post_hook = end_join
         return hook
