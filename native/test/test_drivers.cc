@@ -51,6 +51,17 @@ TEST("a caller that is never rung wakes at its deadline and leaves nobody marked
   CHECK_EQ(arena->header().watch.load(), 0u);
 }
 
+TEST("the progress thread does not sleep on an alarm that a caller has left") {
+  Engine engine(0, {"rank 0", "rank 1"}, {});
+  auto arena = std::make_shared<Arena>();
+  CHECK(!Arena::create(1, *arena));
+  Drivers drivers(engine, arena, {0, kLong}, 1, [] { return false; });
+  arena->header().alarm.store(1);
+  CHECK(!drivers.may_thread_sleep());
+  CHECK(drivers.call_for_thread(now_ns()));
+  CHECK(drivers.may_thread_sleep());
+}
+
 // A server's engine, and the drivers of a channel around it.
 struct Serving {
   explicit Serving(int n_local) {
@@ -106,6 +117,21 @@ TEST("a caller on a server is rung for calls that end, not for pending work") {
     return n_looks >= 2;
   });
   CHECK(!serving.drivers->are_to_be_rung());
+}
+
+TEST("a caller that drives keeps the mark of another that sleeps on the server") {
+  Serving serving(1);
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  int n_looks = 0;
+  serving.drivers->await(lock, kLong, [&] {
+    if (++n_looks == 2) {  // it has marked itself asleep
+      serving.drivers->drive(lock, kLong, nullptr, [] { return true; });
+      CHECK_EQ(serving.arena->header().watch.load(), kCallerSleeps);
+    }
+    return n_looks >= 2;
+  });
+  CHECK_EQ(serving.arena->header().watch.load(), 0u);
 }
 
 TEST("on a server with host-mates, whose rings only callers poll, callers help") {

@@ -309,6 +309,15 @@ TEST("closing a mesh ends the waits of other threads on it") {
   }
 }
 
+TEST("a call of a group that is made while its mesh closes ends at once") {
+  Cluster cluster(2, 2);
+  cluster.meshes[0]->close();
+  cluster.groups[0] = &cluster.meshes[0]->add_group(99, {0, 1});
+  const auto part = cluster.post(0, small(1));
+  CHECK(part->call->finished);
+  CHECK(part->call->error.fault == Fault::kClosed);
+}
+
 TEST("a wait lasts as long as requested, even where there is always work to do") {
   Cluster cluster(1, 1);
   constexpr uint64_t kBytes = 256u << 20;  // to copy, which takes long

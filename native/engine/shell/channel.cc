@@ -102,7 +102,9 @@ void Channel::serve_slots(int n_local) {
 
 Group& Channel::add_group(uint64_t id, std::vector<int> members) {
   std::lock_guard lock(mutex_);
-  return engine_.add_group(id, std::move(members));
+  Group& group = engine_.add_group(id, std::move(members));
+  if (closed_) end_groups();  // else nothing would end its calls
+  return group;
 }
 
 void Channel::drop_group(uint64_t id) {
@@ -463,6 +465,11 @@ void Channel::end_calls() {
   if (forsaken()) return;
   std::lock_guard lock(mutex_);
   if (std::exchange(closed_, true)) return;
+  end_groups();
+  drivers_.ring();  // NOT only in end_links(), which waits for peers that linger
+}
+
+void Channel::end_groups() {
   guarded([&] {
     engine_.end_groups({Fault::kClosed, -1, "the group was closed with this call in flight"},
                        false);

@@ -123,6 +123,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   bool step();
   template <class Work>
   void guarded(Work work);
+  void end_groups();  // because the channel was closed
   void out_of_memory();
   bool pumps_while(bool (Engine::*holds)() const);
   void drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over);

@@ -56,7 +56,9 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
   const int64_t spin_ns = is_long ? 0 : options_.spin_ns;
   int64_t spin_until = now + spin_ns;
   ArenaHeader& own = arena_->header();
-  if (n_callers_++ == 0) own.watch.store(kDriven, std::memory_order_release);
+  // Callers in await() may be asleep.
+  const auto sleepers = [this] { return n_sleeping_ > 0 ? kCallerSleeps : 0; };
+  if (n_callers_++ == 0) own.watch.store(kDriven | sleepers(), std::memory_order_release);
   const int64_t look_at = now + kLookNs;
   for (bool quiet = false; !is_over() && !quiet;) {
     const bool moved = step_();
@@ -81,7 +83,7 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
       spin_until = now_ns() + spin_ns;
     }
   }
-  if (--n_callers_ == 0) own.watch.exchange(0);
+  if (--n_callers_ == 0) own.watch.exchange(sleepers());
   // Frames that arrived just now did not wake the progress thread, because a caller was driving.
   return n_callers_ == 0 &&
          (engine_.n_in_flight() > 0 || engine_.serves() || own.alarm.load() != 0);
@@ -154,8 +156,12 @@ bool Drivers::may_thread_sleep() {
   const uint32_t seen = own.doorbell.load();
   own.watch.fetch_or(kThreadSleeps);
   // Frames counted in `seen` are visible; a later one has moved the doorbell, or sees the mark. The
-  // rings alone do not suffice: ARM may read them before the mark is visible.
-  if (own.doorbell.load() == seen && !rings_.has_inbound() && !engine_.has_work()) return true;
+  // rings alone do not suffice: ARM may read them before the mark is visible. Nor does the
+  // doorbell: a caller that just left with an alarm raised may have kicked this thread before it
+  // slept.
+  if (own.doorbell.load() == seen && own.alarm.load() == 0 && !rings_.has_inbound() &&
+      !engine_.has_work())
+    return true;
   own.watch.fetch_and(~kThreadSleeps);
   return false;
 }
