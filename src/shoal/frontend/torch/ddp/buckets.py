@@ -159,6 +159,7 @@ class HookedBuckets:
         """
         with explaining(self._group):
             self.is_armed = False
+            # The hook gets a copy of these gradients: one that no rank has stays as it is.
             missing = self.missing() if unused else []
             self.gradients.leave(missing)
             own = {index: self.gradients.parameters[index].grad for index in missing}

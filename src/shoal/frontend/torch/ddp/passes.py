@@ -92,9 +92,11 @@ def is_nested() -> bool:
 
 
 def _is_partial() -> bool:
-    innermost = next(_passes(), None)  # None on a device's thread
-    if innermost is None or innermost.f_code is _GRAD:
-        return innermost is not None
+    innermost = next(_passes(), None)
+    if innermost is None:
+        return False  # unknown: this is the thread of a device
+    if innermost.f_code is _GRAD:
+        return True
     inputs = innermost.f_locals["inputs"]
     return inputs is not None and (isinstance(inputs, torch.Tensor) or len(inputs) > 0)
 
