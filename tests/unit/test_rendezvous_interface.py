@@ -83,7 +83,8 @@ def test_paths_take_turns_over_the_named_interfaces() -> None:
         return [one.interface for one in choose_addresses(n_paths, "head", environ)]
 
     assert names(3, "eth10,docker0") == ["eth10", "docker0", "eth10"]
-    assert names(2, "eth10") == ["eth10", "eth10"]
+    assert names(2, "eth1") == ["eth1", "eth1"]  # and not eth10
+    assert names(2, "eth") == ["eth1", "eth10"]
     assert [one.address for one in choose_addresses(2, "head", {})] == 2 * ["10.10.0.5"]
 
 

@@ -195,10 +195,9 @@ def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
         eligible = [one for one in found if one.is_up and not one.is_loopback]
         return [one for one in eligible if not any(matches(one, pattern) for pattern in patterns)]
     chosen = []
-    for pattern in patterns:
-        # `eth1` means eth1, and eth10 only if there is no eth1.
-        hits = [one for one in found if matches(one, pattern)]
-        chosen += sorted(hits, key=lambda one: one.name != pattern)
+    for pattern in patterns:  # `eth1` means eth1, and eth10 only if there is no eth1
+        named = [one for one in found if one.name == pattern]
+        chosen += named or [one for one in found if matches(one, pattern)]
     return chosen
 
 
