@@ -52,7 +52,7 @@ host, or the host's own cores. With `--all` bars compare the algorithms.
 The simulator leaves out single lost packets, other traffic on the network, and grants that wait
 behind data on a busy NIC.
 
-Ranks with equal steps are simulated once. If moving every rank by some blocks (cyclically, or by
+Ranks with equal steps are simulated once. If a shift of the ranks by some blocks (cyclic, or by
 exclusive or) turns one rank's steps into another's, one block of ranks stands for all. This is
 checked on the steps themselves, for some ranks and for the counterpart of every message. So of
 24,576 ranks of a ring, six are simulated; all chunks then count as equally long.
