@@ -317,7 +317,7 @@ class Averager:
         self._order.keep()
 
     def keep_used(self) -> None:
-        """With `find_unused`: expect the arrays of the last step in all steps; saves an all-reduce.
+        """With `find_unused`: expect the last step's arrays from now on; saves an all-reduce.
 
         Every rank calls it after the same step, and has the same arrays ready in every step from
         this one on, until `regroup`. Idempotent.

@@ -116,7 +116,7 @@ class Departures:
 
     @property
     def is_torn(self) -> bool:
-        """True if a buffer of this step was neither sent nor skipped, after the rest was sent."""
+        """True if an interrupted `send_rest` has left buffers neither sent nor skipped."""
         each = zip(self._posted_ns, self._works, self._done_ns, strict=False)
         return bool(self.open) or any(
             posted_ns and work is None and not done_ns for posted_ns, work, done_ns in each
@@ -161,7 +161,7 @@ class Departures:
         return tuple(index for index, is_used in enumerate(used) if not is_used)
 
     def keep_used(self) -> None:
-        """Expect the arrays of the last step in all steps; see `Averager.keep_used`."""
+        """Expect exactly the arrays of the last step from now on; see `Averager.keep_used`."""
         if not self._kept_used:
             self._kept_used, self._n_ahead = self._used, int(self._has_weights)
 

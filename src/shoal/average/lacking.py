@@ -114,7 +114,7 @@ def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
 
 
 def has_made_all(group: Group, numbers: Collection[int]) -> bool:
-    """Return True if one other rank is known to have made all these calls; False without calls."""
+    """Return True if one other rank is known to have made all these calls, and there are some."""
     made = _made_by_others(group)
     return bool(numbers) and bool(set.intersection(*(made.get(n, set()) for n in numbers)))
 

@@ -146,7 +146,7 @@ class Members(Calls):
             return latest._go_on_in(latest._next_view(number, out, left_s))
 
     def _ranks_in_latest(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks in `_latest` of these ranks of this group, without the gone ones."""
+        """Translate ranks of this group to ranks of `_latest`; drop those that are lost."""
         group, found = self, list(ranks)
         while (after := group._next) is not None:
             if after._context is group._context:  # else it has grown, and members keep their ranks

@@ -15,7 +15,7 @@ from shoal.limits import CALLS_REMEMBERED
 # distance between two ranks.
 MOST_APART: Final = CALLS_REMEMBERED // 2
 MOST_OPEN: Final = 2 * MOST_APART
-"""The most numbers reserved, and neither used nor skipped; the upper half may not be used yet."""
+"""The most open numbers: reserved, and neither used nor skipped. Only the lower half is usable."""
 
 
 class Numbers:

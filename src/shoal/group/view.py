@@ -144,7 +144,7 @@ class Agreement:
 
     @property
     def is_settled(self) -> bool:
-        """True if all members mean the view that this rank means."""
+        """True if all members agree with this rank on the number of the view and the lost ranks."""
         return not self.is_out and self._all_agree()
 
     @property
@@ -193,9 +193,9 @@ class Agreement:
         return bool(of_one and of_other and other in of_one.lost and one in of_other.lost)
 
     def _forsaken(self) -> frozenset[int]:
-        """Return the members that a rank outside gave up, once all members mean the same view.
+        """Return the members that an excluded rank had declared lost, once all members agree.
 
-        That rank was alive when it gave them up, and may go on without them in another view.
+        That rank was alive when it declared them lost, and may go on without them in another view.
         """
         if not self._all_agree():
             return _NOBODY

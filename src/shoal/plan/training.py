@@ -148,7 +148,7 @@ def advice(costs: Sequence[StepCost], compute_us: float) -> str:
     if exposed_us <= HIDDEN * compute_us:
         return (
             f"do not compress: averaging float32 takes {show_us(wide.averaging_us)} and adds only "
-            f"{show_us(exposed_us)} to {show_us(compute_us)} of computing, all that sending less "
+            f"{show_us(exposed_us)} to {show_us(compute_us)} of computing, all that compression "
             "could save; every codec rounds gradients for that"
         )
     why = f"float32 adds {show_us(exposed_us)} to {show_us(compute_us)} of computing"

@@ -123,7 +123,7 @@ class FinishedWork(dist.Work):
         return True
 
     def is_settled(self) -> bool:
-        """Return True if torch waits no longer for this Work or its future."""
+        """Return True once torch no longer waits for this Work or its future."""
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -222,7 +222,7 @@ class PendingWork(FinishedWork):
         return True
 
     def is_settled(self) -> bool:
-        """Return True if torch waits no longer for this Work or its future."""
+        """Return True once torch no longer waits for this Work or its future."""
         completion = self._completion
         return self._all_done() if completion is None else completion.future.done()
 
@@ -435,7 +435,7 @@ this_thread: Final = _ThisThread()
 
 @contextlib.contextmanager
 def calls_of_hook(subject: int, works: list[PendingWork]) -> Iterator[None]:
-    """Let ranks compare this subject in the calls of this thread, and hold back their futures.
+    """Attach `subject` to the calls of this thread, and defer their futures.
 
     A future that this thread requests within the context completes when its Work is waited for,
     and its callbacks run on the waiting thread, so their calls have the same order on all ranks.

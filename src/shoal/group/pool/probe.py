@@ -91,7 +91,7 @@ def step_of(rate: float, reference: float) -> int:
 
 
 def part_of(step: int) -> float:
-    """Return the part of a worker's rate at this step."""
+    """Return the fraction of a worker's rate for this step."""
     return 1.0 if step == UNKNOWN else 2.0 ** (-step / 2)
 
 

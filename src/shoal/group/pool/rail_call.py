@@ -73,7 +73,7 @@ class RailCall:
         return self._is_over or self._look(blocking=False)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True if it ends within this time."""
+        """Wait up to `timeout_s` seconds; return True if the call has ended."""
         until = time.monotonic() + timeout_s
         while not self._is_over:
             running = next(

@@ -198,7 +198,7 @@ class Posting(NamedTuple):
 
 
 class RailNumbers:
-    """The numbers of pieces, which start some time after their call: its number * `MOST_PIECES`.
+    """Numbers pieces from their call's number times `MOST_PIECES`; pieces start after it.
 
     Threads: the caller locks.
     """

@@ -87,7 +87,7 @@ class ServedCall:
         return self.are_parts_over and self.is_settled()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True if the call ends within this time."""
+        """Wait up to `timeout_s` seconds; return True if the call has ended."""
         until = time.monotonic() + timeout_s
         if self.workers is not None and not self.workers.wait(timeout_s):
             return False

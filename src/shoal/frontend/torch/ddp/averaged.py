@@ -147,7 +147,7 @@ class FusedGradients:
         announce(self.averager.group, self.averager.name, why)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this, because its backward pass raised.
+        """Wait until every rank has called this, because its backward pass raised.
 
         Raises:
             UsageError: another rank waits for this step. The group has ended.

@@ -91,7 +91,7 @@ class HookedBuckets:
         return any(self._came)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this, because its backward pass raised."""
+        """Wait until every rank has called this, because its backward pass raised."""
         announce(self._group, "buckets, raised", why, ())
         check_alive(self._group)
 

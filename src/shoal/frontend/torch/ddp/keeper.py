@@ -290,7 +290,7 @@ class GradientKeeper:
             self._sharing[other] = other._sharing[self] = name
 
     def _check_turn(self, *, shows_pass: bool) -> None:
-        """Refuse a forward pass after which gradients could belong to either wrapper's pass."""
+        """Raise if a gradient after this forward pass could belong to either wrapper's pass."""
         self._shows_pass = shows_pass
         self._resume_others()
         for other, name in self._sharing.items():
@@ -307,7 +307,7 @@ class GradientKeeper:
         Variable._execution_engine.queue_callback(self._resume_others)
 
     def _stop_others(self, *, may_join: bool = False) -> None:
-        """Have the other wrappers count nothing until `_resume_others`.
+        """Pause the counting of the other wrappers until `_resume_others`.
 
         Args:
             may_join: do not stop a wrapper whose own backward pass is under way. This pass, of a

@@ -41,7 +41,7 @@ class BackwardPass:
 
     @property
     def is_shown(self) -> bool:
-        """True if an output of the model has shown the pass, not only a full buffer."""
+        """True if a hook on an output of the model has noticed the pass, not only a full buffer."""
         return self._is_shown and self.is_under_way
 
     @property
