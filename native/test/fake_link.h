@@ -45,11 +45,10 @@ class FakeNet {
     uint64_t epoch = 1;
     Bytes job_key = std::as_bytes(std::span("the key of the net"));
     size_t max_inline = 1024;
-    size_t copied = 256;  // payloads up to this are copied by send(), larger ones borrowed
-    size_t room = 0;      // frames on the wire each way before senders queue; 0: no bound
-    bool shares_memory =
-        false;  // false; // a link within a host: no receive buffer, put, by reference and slots
-    int n_hosts = 1;  // hosts share memory: rank r is on host r % n_hosts
+    size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
+    size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
+    bool shares_memory = false;  // as in a host: no receive buffer, put, by reference and slots
+    int n_hosts = 1;             // hosts share memory: rank r is on host r % n_hosts
 
     double delays = 0;  // arrives up to longest_delay steps later, and so do the frames behind it
     uint64_t longest_delay = 8;

@@ -62,6 +62,21 @@ TEST("the progress thread does not sleep on an alarm that a caller has left") {
   CHECK(drivers.may_thread_sleep());
 }
 
+TEST("a caller that leaves while a reported failure waits hands it to the progress thread") {
+  Engine engine(0, {"rank 0", "rank 1"}, {});
+  engine.add_group(7, {0, 1});
+  auto arena = std::make_shared<Arena>();
+  CHECK(!Arena::create(1, *arena));
+  Drivers drivers(engine, arena, {0, kLong}, 1, [] { return false; });
+  Header abort;
+  abort.type = FrameType::kAbort;
+  abort.group = 7;
+  engine.arrived(1, abort, {});
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  CHECK(drivers.drive(lock, kLong, nullptr, [] { return true; }));
+}
+
 // A server's engine, and the drivers of a channel around it.
 struct Serving {
   explicit Serving(int n_local) {

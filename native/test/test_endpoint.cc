@@ -1,6 +1,7 @@
 // Endpoints of one process over real sockets, with a clock moved by hand where time matters.
 #include <fcntl.h>
 #include <net/if.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -356,6 +357,20 @@ TEST("a peer that dies after it sent a message is lost after the message was rec
   CHECK_EQ(pair.called.frames.size(), 1u);
   CHECK_EQ(pair.called.losses.size(), 1u);
   CHECK(!pair.called.peer().send(kWord, {}));
+}
+
+TEST("the kernel probes an idle peer and gives up a vanished machine within a minute") {
+  Pair pair(false);
+  const auto option = [&](int level, int name) {
+    int value = 0;
+    socklen_t n_bytes = sizeof(value);
+    CHECK_EQ(getsockopt(pair.called.peer().fd(), level, name, &value, &n_bytes), 0);
+    return value;
+  };
+  CHECK_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+  const int after_s = option(IPPROTO_TCP, TCP_KEEPIDLE);
+  const int unanswered_s = option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT);
+  CHECK(after_s + unanswered_s <= 60);
 }
 
 TEST("nothing is read or reported after a peer was closed, even from its message's callback") {

@@ -331,6 +331,85 @@ TEST("whichever allocation fails as paths are made, both ends end up with all of
   CHECK(nth > 20);  // the loop did not stop for want of allocations
 }
 
+// The sink of a link, which records the keys of the frames that arrive.
+struct Keys final : FrameSink {
+  std::span<std::byte> receive_buffer(int, const Header& header) override {
+    memory.resize(header.length);
+    return memory;
+  }
+  void arrived(int, const Header& header, std::span<std::byte>) override {
+    keys.push_back(header.key);
+  }
+  void sent(int, uint64_t) override {}
+  void spoiled(int, uint64_t) override {}
+  void moved(int, uint64_t, Moved) override {}
+  void released(int, uint64_t) override {}
+  void broken(int, const Error& error) override { CHECK_EQ(error.text, ""); }
+
+  std::vector<std::byte> memory;
+  std::vector<uint64_t> keys;
+};
+
+TEST("a call whose memory is asked back while memory is short leaves other calls' frames whole") {
+  const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
+  End low(0, listeners[0], address_of(listeners[1])),
+      high(1, listeners[1], address_of(listeners[0]));
+  Keys at_low, at_high;
+  const auto step = [&] {
+    for (End* end : {&low, &high}) {
+      end->maker->step();
+      end->notify();
+    }
+    low.link->pump(at_low);
+  };
+  high.link->dial();
+  CHECK(eventually([&] {
+    step();
+    high.link->pump(at_high);
+    return low.link->fds().size() == 2 && high.link->fds().size() == 2;
+  }));
+  const Bytes payload(100'000);
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.is_lent_by_call = true;
+  frame.header.key = 1;
+  for (frame.token = 1; frame.token <= 1000; ++frame.token) low.link->send(frame);  // 100 MB
+  frame.header.key = 2;
+  frame.is_bulk = true;
+  low.link->send(frame);
+  while (low.link->pump(at_low)) {  // until the sockets are full, in the middle of a frame
+  }
+  frame.header.key = 1;
+  most_bytes = 0;
+  low.link->release(0, call_of(frame.header));
+  most_bytes = SIZE_MAX;
+  CHECK(eventually([&] {
+    step();
+    high.link->pump(at_high);
+    return std::count(at_high.keys.begin(), at_high.keys.end(), 2u) == 1;
+  }));
+  CHECK(at_high.keys.size() < 1000);
+}
+
+TEST("a group can be added after any of its allocations has failed") {
+  for (int64_t nth = 1; nth < 16; ++nth) {
+    Engine engine(0, {"rank 0", "rank 1"}, {});
+    n_left = nth;
+    try {
+      engine.add_group(7, {0, 1});
+    } catch (const std::bad_alloc&) {
+      n_left = INT64_MAX;
+      engine.end_groups({Fault::kResource, -1, "this process ran out of memory"}, true);
+      engine.tick(now_ns());
+    }
+    n_left = INT64_MAX;
+    if (engine.group(7) == nullptr) engine.add_group(7, {0, 1});
+    CHECK_EQ(engine.group(7)->rank_of[1], 1);
+  }
+}
+
 constexpr uint64_t kFrames = 200;
 
 // An outbox with this many frames in flight, each with a borrowed payload and its number as token.

@@ -20,6 +20,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 // note reads all that its mates have sent, which is no more than a queue holds
 // (net.unix.max_dgram_qlen) unless they never stop.
 constexpr int kMostInTurn = 64, kMostAtAll = 1 << 16;
+constexpr size_t kMostRegions = 1u << 16;  // of one mate
 
 // Not FUTEX_PRIVATE: the word is shared between processes.
 long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* timeout) {
@@ -151,11 +152,13 @@ void Arena::take(const Note& note, int fd) {
   Mapping mapping;
   if (from < regions_.size() && note.header.type == FrameType::kRelease)
     regions_[from].erase(place.region);
-  // -1: this process had no descriptor left. A region that cannot be mapped stays unknown, and the
+  // -1: this process had no descriptor left. A region that cannot be mapped is kept empty, and the
   // call that needs it fails.
-  const bool fits = from < regions_.size() && note.header.type == FrameType::kRegion && fd >= 0 &&
-                    fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset &&
-                    !Mapping::map(fd, place.offset, mapping);
+  const bool fits =
+      from < regions_.size() && note.header.type == FrameType::kRegion &&
+      regions_[from].size() < kMostRegions &&
+      (fd < 0 || (fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset));
+  if (fits && fd >= 0) (void)Mapping::map(fd, place.offset, mapping);
   if (fd >= 0) ::close(fd);
   if (fits) regions_[from].try_emplace(place.region, std::move(mapping));
 }

@@ -163,7 +163,8 @@ class Arena : public ArenaView, public std::enable_shared_from_this<Arena> {
   // Read the doorbell's socket. `is_progress_thread`: the caller is the thread that rings are meant
   // for; otherwise that thread is woken if too much is left to read.
   void take_notes(bool is_progress_thread);
-  // A shared region of a host-mate; null until its descriptor has arrived.
+  // A shared region of a host-mate; null until its descriptor has arrived and after the release,
+  // empty if it could not be mapped.
   const Mapping* region(int local, uint32_t id) const;
   void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
 

@@ -41,6 +41,7 @@ enum class Moved : uint8_t {
   kDone,
   kLater,    // from put() and get() only: FrameSink::moved() follows, after they have returned
   kNowhere,  // from put() and get() only: the peer has no such memory; nothing was touched
+  kGone,     // from get() only: the peer has released the memory, because its call has failed
   kStale,    // of a get: the slot has been reused, so the bytes read are worthless
 };
 

@@ -207,6 +207,11 @@ void Outbox::release(const CallId& call) {
   send(frame);
 }
 
+void Outbox::hollow_all(const CallId& call) {
+  for (const auto& out : sent_)
+    if (out->frame.is_lent_by(call)) hollow(*out);
+}
+
 std::vector<uint64_t> Outbox::spoiled() const {
   std::vector<uint64_t> tokens;
   for (const auto& out : sent_)

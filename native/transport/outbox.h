@@ -74,6 +74,9 @@ class Outbox {
   // See Link::release. A frame that was written already is not sent again; its number is sent
   // empty.
   void release(const CallId& call);
+  // The rest of a release() that ran out of memory. No path may go on with a frame of the call that
+  // it has begun.
+  void hollow_all(const CallId& call);
 
   // The tokens of payloads that have changed since they left.
   std::vector<uint64_t> spoiled() const;

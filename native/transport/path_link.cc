@@ -380,12 +380,13 @@ bool PathLink::release(uint64_t, const CallId& call) {
     for (Incoming& in : incoming_)
       if (in.in_payload && call_of(in.header) == call) divert(in);
   } catch (const std::bad_alloc&) {
-    // Without memory to copy half-sent or half-received frames the paths are useless: close them.
+    // Without memory to copy half-sent or half-received frames the paths are useless: cut them.
+    // New ones carry the frames of other calls.
     for (size_t path = 0; path < is_lost_.size(); ++path) {
       incoming_[path].in_payload = false;
       cut_path(path);
     }
-    outbox_.clear();
+    outbox_.hollow_all(call);
   }
   return true;
 }

@@ -22,6 +22,10 @@ namespace {
 constexpr size_t kNumberBytes = sizeof(uint64_t);
 constexpr size_t kAtOnce = 1 << 16;        // bytes of a frame that have memory before they arrive
 constexpr int64_t kHeldNs = kMillisecond;  // before a descriptor is passed again
+// TCP keepalive, in seconds. The kernel's own would keep the connection of a machine that lost its
+// power for two hours, and a server the place of its job.
+constexpr int kAskAfterS = 10;
+constexpr int kUnanswered = 3;
 
 struct Head {
   std::array<char, 8> magic{};
@@ -66,8 +70,12 @@ Peer::Peer(int epoll_fd, uint64_t tag, int fd, const Secret& session, bool is_ca
       receive_key_(key_of(session, !is_caller)) {
   const int on = 1;
   if (!is_local_) {
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));  // a machine may vanish silently
+    for (const auto& [option, value] : {std::pair(TCP_NODELAY, on),
+                                        {TCP_KEEPIDLE, kAskAfterS},
+                                        {TCP_KEEPINTVL, kAskAfterS},
+                                        {TCP_KEEPCNT, kUnanswered}})
+      setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   }
   watch();
 }

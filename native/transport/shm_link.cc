@@ -290,7 +290,8 @@ Moved ShmLink::get(uint64_t, const CallId&, const Remote& from, const Into& into
     return Slots::read(slot, theirs_.stamps()[from.place], from.offset, into);
   }
   const std::byte* at = address_of(from, into.n_bytes);
-  if (at == nullptr) return Moved::kNowhere;
+  if (at == nullptr)
+    return own_.region(peer_local_, from.place) == nullptr ? Moved::kGone : Moved::kNowhere;
   into.take(at);
   return Moved::kDone;
 }

@@ -137,10 +137,11 @@ Pipe::Silence SocketPipe::silence() {
   tcp_info info{};
   socklen_t n_bytes = sizeof(info);
   if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return {};
-  const bool is_probing = info.tcpi_unacked == 0 && info.tcpi_probes > 0;
-  if (info.tcpi_unacked == 0 && !is_probing) first_unconfirmed_ns_ = 0;
   const int64_t now = now_ns();
-  if (is_probing && first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now;
+  if (info.tcpi_unacked == 0 && info.tcpi_probes == 0)
+    first_unconfirmed_ns_ = 0;
+  else if (first_unconfirmed_ns_ == 0)  // the kernel sent them after the last look
+    first_unconfirmed_ns_ = now;
   Silence silence;
   silence.since_confirmed_ns = int64_t{info.tcpi_last_ack_recv} * kMillisecond;
   silence.usual_ns = (int64_t{info.tcpi_rtt} + 4 * int64_t{info.tcpi_rttvar}) * 1000;

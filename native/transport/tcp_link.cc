@@ -17,6 +17,8 @@ constexpr size_t kReadAhead = 4u << 10;
 // A larger payload is most likely followed by another: read only its header ahead.
 constexpr size_t kReadAheadOfBulk = sizeof(Header);
 constexpr int kMaxVectors = 32;
+// The most frames that a path holds: as many as one write takes, and an acknowledgement.
+constexpr size_t kMostWriting = kMaxVectors / 2 + 1;
 // The bytes read or written in one turn, so that neither sending nor one link starves the others.
 constexpr size_t kTurnBytes = 1u << 20;
 // The most that a path pulls ahead, unless its pipe takes less. Pulled frames cannot be overtaken.
@@ -37,6 +39,8 @@ TcpLink::TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& 
 bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe>&& pipe, Bytes session) {
   if (!may_use_paths() || index >= paths_.size()) return false;
   std::vector<std::byte> ahead(kReadAhead);
+  std::vector<Outgoing*> writing;
+  writing.reserve(kMostWriting);
   std::unique_ptr<PathShare> share;
   if (paths_.size() > 1 && pipe->n_unconfirmed() >= 0)
     share = std::make_unique<PathShare>(loads(), index, *pipe);
@@ -45,6 +49,7 @@ bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe>&& pipe, Bytes session
   Path& path = paths_[index];
   path.pipe = std::move(pipe);
   path.ahead = std::move(ahead);
+  path.writing = std::move(writing);
   path.share = std::move(share);
   take_path(index);
   return true;
@@ -73,8 +78,9 @@ void TcpLink::close_path(size_t index) {
 
 void TcpLink::cut_path(size_t index) {
   Path& path = paths_[index];
-  if (path.pipe != nullptr) path.pipe->end(true);
-  path.is_stuck = true;
+  if (path.pipe == nullptr) return;
+  path.pipe->end(true);
+  path.is_stuck = path.is_cut = true;
   path.writing.clear();
   path.n_waiting = 0;
 }
@@ -266,7 +272,7 @@ void TcpLink::count_written(Path& path, size_t n_bytes) {
     n_bytes -= step;
     if (out.n_written < out.size()) break;
     path.n_waiting -= std::min(path.n_waiting, out.size());
-    path.writing.pop_front();
+    path.writing.erase(path.writing.begin());
     if (&out == &path.acknowledgement)
       out.at = Outgoing::At::kSent;
     else
@@ -289,6 +295,7 @@ bool TcpLink::pump(FrameSink& sink) {
 
 bool TcpLink::pump_path(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
+  if (path.is_cut) lose_path(sink, index, "was cut by this rank, which had no memory left");
   bool moved = false;
   path.is_drained = false;
   const auto is_open = [&] { return path.pipe != nullptr && !is_refused_ && !is_closed_; };

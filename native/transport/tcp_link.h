@@ -1,7 +1,6 @@
 // A link over stream sockets (TCP; Unix stream sockets work as well), each of them one path.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -47,13 +46,14 @@ class TcpLink final : public PathLink {
 
  private:
   struct Path {
-    std::unique_ptr<Pipe> pipe;  // null: not made yet, lost, or closed
-    std::deque<Outgoing*> writing;
-    size_t n_waiting = 0;      // bytes in it
-    Outgoing acknowledgement;  // where it is not queued, `at` is not kPath
+    std::unique_ptr<Pipe> pipe;      // null: not made yet, lost, or closed
+    std::vector<Outgoing*> writing;  // has room for the most that it holds
+    size_t n_waiting = 0;            // bytes in it
+    Outgoing acknowledgement;        // where it is not queued, `at` is not kPath
     // Set if there are several paths whose pipes report confirmations.
     std::unique_ptr<PathShare> share;
     bool is_stuck = false;  // writing failed; reading will give the reason
+    bool is_cut = false;    // nothing is read or written any more; the next pump() loses it
     bool is_drained = false;
     bool is_ending = false;        // the peer sends no more by it
     std::vector<std::byte> ahead;  // bytes read beyond the request

@@ -17,10 +17,9 @@ constexpr size_t kMostDropped = 1u << 16;
 
 Group& Groups::add(uint64_t id, std::vector<int> members) {
   Group& group = find_or_expect(id);
+  group.rank_of.assign(n_ended_uncreated_.size(), -1);  // may throw, and with members it is made
+  for (size_t at = 0; at < members.size(); ++at) group.rank_of[members[at]] = static_cast<int>(at);
   group.members = std::move(members);
-  group.rank_of.assign(n_ended_uncreated_.size(), -1);
-  for (size_t at = 0; at < group.members.size(); ++at)
-    group.rank_of[group.members[at]] = static_cast<int>(at);
   group.rank = group.rank_of[rank_];
   group.life.make();
   dropped_.erase(id);
@@ -48,12 +47,10 @@ Group* Groups::find(uint64_t id) const {
 }
 
 Group& Groups::find_or_expect(uint64_t id) {
-  auto& slot = groups_[id];
-  if (slot == nullptr) {
-    slot = std::make_shared<Group>();
-    slot->id = id;
-  }
-  return *slot;
+  if (Group* known = find(id)) return *known;
+  auto group = std::make_shared<Group>();
+  group->id = id;
+  return *groups_.emplace(id, std::move(group)).first->second;
 }
 
 Call* Groups::call_of(const Header& header) const {

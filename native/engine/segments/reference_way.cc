@@ -43,6 +43,7 @@ size_t ReferenceWay::take(Call& call, uint32_t at, const Offered& offer) {
   const uint64_t skipped = uint64_t{call.state[at].done - offer.first} * call.plan->segment_bytes;
   const uint64_t token = links_.new_token();
   const Moved how = link->get(token, call.id(), {offer.place, offer.offset + skipped}, into);
+  if (how == Moved::kGone) return 0;  // the reason is on its way, or the deadline ends the call
   if (begun(call, at, token, how)) return into.n_bytes;
   judge_.abort_group(*call.group,
                      {Fault::kResource, rank_,

@@ -85,8 +85,8 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
   }
   if (--n_callers_ == 0) own.watch.exchange(sleepers());
   // Frames that arrived just now did not wake the progress thread, because a caller was driving.
-  return n_callers_ == 0 &&
-         (engine_.n_in_flight() > 0 || engine_.serves() || own.alarm.load() != 0);
+  return n_callers_ == 0 && (engine_.n_in_flight() > 0 || engine_.serves() || engine_.has_work() ||
+                             own.alarm.load() != 0);
 }
 
 // Sleep on the doorbell. False if it did not ring: time to look at signals and deadlines.

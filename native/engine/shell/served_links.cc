@@ -1,7 +1,6 @@
 #include "engine/shell/served_links.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/clock.h"
 
@@ -13,17 +12,22 @@ constexpr int64_t kLookNs = 20 * kMillisecond;
 }  // namespace
 
 // Events are edge-triggered: bytes left in a socket cause no further event, so note them for the
-// next turn.
+// next turn. First, since on_event() may run out of memory.
 void ServedLinks::serve(int peer, bool ended) {
   Link* link = engine_.link(peer);
   if (link == nullptr) return;
-  link->on_event(engine_, ended);
   const bool listed = std::find(unread_.begin(), unread_.end(), peer) != unread_.end();
-  if (!link->is_drained() && !listed) unread_.push_back(peer);
+  if (!listed) unread_.push_back(peer);
+  link->on_event(engine_, ended);
+  if (link->is_drained()) std::erase(unread_, peer);
 }
 
 void ServedLinks::serve_unread() {
-  for (const int peer : std::exchange(unread_, {})) serve(peer, false);
+  const std::vector<int> peers = unread_;
+  for (const int peer : peers) {
+    if (engine_.link(peer) == nullptr) std::erase(unread_, peer);
+    serve(peer, false);
+  }
 }
 
 void ServedLinks::take_paths(const PathMaker::Watch& watch) {

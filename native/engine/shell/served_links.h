@@ -16,7 +16,9 @@ class ServedLinks {
  public:
   // `paths`: makes their connections, for this `channel`; null: all peers are on this host.
   ServedLinks(Engine& engine, PathMaker* paths, int channel)
-      : engine_(engine), paths_(paths), channel_(static_cast<size_t>(channel)) {}
+      : engine_(engine), paths_(paths), channel_(static_cast<size_t>(channel)) {
+    unread_.reserve(static_cast<size_t>(engine.size()));  // an event must not be lost
+  }
 
   // Serve the link of a peer whose descriptor is ready. `ended`: its other end has closed.
   void serve(int peer, bool ended);
