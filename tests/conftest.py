@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,25 +36,15 @@ def forked() -> Iterator[FileRanks]:
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[SharedRanks]:
-    from process.shared_ranks import SharedRanks
+def _ranks_of(*sizes: int) -> Any:
+    @pytest.fixture(scope="module", params=sizes if len(sizes) > 1 else None)
+    def fixture(request: pytest.FixtureRequest) -> Iterator[SharedRanks]:
+        from process.shared_ranks import SharedRanks
 
-    with SharedRanks(2) as two:
-        yield two
+        with SharedRanks(getattr(request, "param", sizes[0])) as ranks:
+            yield ranks
 
-
-@pytest.fixture(scope="module")
-def three_ranks() -> Iterator[SharedRanks]:
-    from process.shared_ranks import SharedRanks
-
-    with SharedRanks(3) as three:
-        yield three
+    return fixture
 
 
-@pytest.fixture(scope="module", params=[1, 3])
-def one_or_three_ranks(request: pytest.FixtureRequest) -> Iterator[SharedRanks]:
-    from process.shared_ranks import SharedRanks
-
-    with SharedRanks(request.param) as some:
-        yield some
+ranks, three_ranks, one_or_three_ranks = _ranks_of(2), _ranks_of(3), _ranks_of(1, 3)

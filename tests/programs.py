@@ -27,21 +27,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shoal.schedule import (
-    ALGORITHMS,
-    COLLECTIVES,
-    MESSAGE,
-    Algorithm,
-    Buffer,
-    Copy,
-    Place,
-    Recv,
-    Send,
-    Step,
-    Value,
-    contract_of,
-    find,
-)
+from shoal.schedule import ALGORITHMS, Algorithm, find
+from shoal.schedule.collectives import COLLECTIVES, MESSAGE, Place, Value, contract_of
+from shoal.schedule.steps import Buffer, Copy, Recv, Send, Step
 
 # Powers of two, their neighbours and a larger prime.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13)

@@ -98,20 +98,16 @@ def test_binomial_trees_spare_the_root_links_but_no_blocks(collective: str) -> N
         assert sum(at_root.values()) == size - 1
 
 
-def test_scatter_gather_broadcast_takes_less_than_two_buffers_of_any_rank() -> None:
+def test_a_scatter_gather_broadcast_takes_under_two_buffers_of_any_rank_and_a_reduce_one() -> None:
     for size in SMALL:
-        by_rank = sent_by_rank("broadcast", "scatter_gather", size)
-        assert all(share < (2 if rank == 0 else 1.5) for rank, share in by_rank.items())
-
-
-def test_scatter_gather_reduce_takes_one_buffer_of_each_rank() -> None:
-    for size in SMALL[1:]:
         root, *others = range(size)
+        by_rank = sent_by_rank("broadcast", "scatter_gather", size)
+        assert all(share < (2 if rank == root else 1.5) for rank, share in by_rank.items())
         by_rank = sent_by_rank("reduce", "scatter_gather", size)
         assert by_rank == {root: Fraction(size - 1, size), **dict.fromkeys(others, 1)}
 
 
-def test_doubling_and_halving_send_the_bytes_of_their_papers() -> None:
+def test_doubling_and_halving_send_the_bytes_of_their_papers_halving_most_to_neighbours() -> None:
     powers = [(size, size, 0) for size in (2, 4, 8, 16, 32)]
     for size, corners, pairs in (*powers, (3, 2, 1), (5, 4, 1), (6, 4, 2), (13, 8, 5)):
         doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
@@ -120,9 +116,6 @@ def test_doubling_and_halving_send_the_bytes_of_their_papers() -> None:
             assert doubling[rank] == (1 if is_extra else ceil_log2(corners) + has_extra)
             whole = Fraction(2 * (corners - 1), corners)
             assert halving[rank] == (1 if is_extra else whole + has_extra)
-
-
-def test_most_bytes_of_halving_stay_between_neighbours() -> None:
     sent = shares_sent("all_reduce", "halving", 8)
     assert [sent[0, to] for to in (1, 2, 4)] == [1, Fraction(1, 2), Fraction(1, 4)]
 

@@ -58,20 +58,12 @@ def case_groups_may_be_made_in_any_order() -> None:
     dist.barrier(group=everyone)
 
 
-def case_waiting_takes_a_work_off_torchs_list() -> None:
-    with allow_inflight_collective_as_graph_input_ctx():
-        assert c10d._get_work_registry_size() == 0
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        assert c10d._get_work_registry_size() == 1
-        work.wait()
-        assert c10d._get_work_registry_size() == 0
-
-
-def case_a_wait_does_not_wait_for_later_calls_on_the_same_storage() -> None:
+def case_a_wait_takes_its_work_off_torchs_list_and_waits_for_no_later_call_on_its_storage() -> None:
     tensor, note = torch.ones(2), torch.ones(1)
     with allow_inflight_collective_as_graph_input_ctx():
         if dist.get_rank() == 0:
             works = [dist.all_reduce(part, async_op=True) for part in tensor.split(1)]
+            assert c10d._get_work_registry_size() == 2
             works[0].wait()
             dist.send(note, 1)
             works[1].wait()

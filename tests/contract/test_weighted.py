@@ -122,14 +122,11 @@ def test_shares_of_a_long_buffer_equal_the_weights(n: int) -> None:
                 assert abs(n_held - n_bytes * weight / weights.total) <= 64 * 2 * n
 
 
-def test_a_server_has_scratch_for_its_chunks_and_no_data() -> None:
+def test_a_server_has_scratch_for_its_chunks_and_no_data_and_no_part_in_an_average() -> None:
     for rank in (4, 5):
         *callers, scratch = layouts_of(shape_of("sharded[4*1|2*2]", 1 << 20, rank, 6))
         assert callers == [([], [])] * 3
         assert sum(scratch[1]) == 4 * (1 << 20) * 2 // 8
-
-
-def test_an_average_is_over_workers_only() -> None:
     for name, size in (("sharded[4*1|2*2]", 6), ("sharded[4*1|2*2].workers", 4), ("sharded", 4)):
         assert shape_of(name, 100, 0, size).n_workers == 4
 

@@ -1,5 +1,6 @@
 """NumPy arrays for ranks to exchange: their placement, contents and expected results."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,10 @@ def check_sum(group: shoal.Group, turn: int = 0, n_elems: int = 10_007) -> None:
     data = values(ranks[group.rank])
     group.all_reduce(data)
     np.testing.assert_allclose(data, sum(map(values, ranks)), atol=1e-12)
+
+
+def digest(*arrays: Array) -> str:
+    return hashlib.blake2b(b"".join(each.tobytes() for each in arrays), digest_size=8).hexdigest()
 
 
 def private(n_elems: int, dtype: Any = np.float32) -> Array:

@@ -5,7 +5,6 @@
 
 import contextlib
 import io
-import os
 import re
 import runpy
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process.ranks import Outcome, free_port, start_process
+from process.ranks import Outcome, start_process, start_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 200.0
@@ -107,25 +106,8 @@ def run_example(name: str, *options: str) -> str:
 
 def run_ranks_of(name: str, size: int, *options: str) -> list[str]:
     """Run an example's ranks, as torchrun starts them; return the output of each."""
-    job = {
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "OMP_NUM_THREADS": 1,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-    }
-    ranks = []
-    try:
-        for rank in range(size):
-            own = job | {"RANK": rank, "LOCAL_RANK": rank}
-            env = {**os.environ, **{variable: str(value) for variable, value in own.items()}}
-            ranks.append(Script(rank, [sys.executable, EXAMPLES / name, *options], env))
-        codes = [rank.wait() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0] * size, "\n".join(str(rank.outcome) for rank in ranks)
-    return [rank.outcome.output for rank in ranks]
+    with start_ranks(run_script, size, str(EXAMPLES / name), [*options], needs="torch") as ranks:
+        return ranks.outputs(DEADLINE_S)
 
 
 def names_of_page(name: str, number: int = 0) -> dict[str, Any]:

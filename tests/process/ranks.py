@@ -65,8 +65,10 @@ _BACKSTOP_MS = 10_000
 
 # Modules that ranks find imported: the heaviest outside shoal. DDP and optimizers load
 # torch._dynamo, which takes 1.5 s.
-_NUMPY = "numpy pytest"
-_TORCH = "numpy pytest torch torch.distributed torch._dynamo"
+_IMPORTED = {
+    "numpy": "numpy pytest",
+    "torch": "numpy pytest torch torch.distributed torch._dynamo",
+}
 
 # Seconds in which a rank may print its stacks before it is killed.
 _LAST_WORDS_S = 5.0
@@ -139,6 +141,12 @@ class Ranks:
         """Return every rank's result; AssertionError if a rank raised, died or hung."""
         return _values(self.wait(deadline_s))
 
+    def outputs(self, deadline_s: float = 60.0) -> list[str]:
+        """Return what every rank has printed; AssertionError as for `values`."""
+        outcomes = self.wait(deadline_s)
+        _values(outcomes)
+        return [outcome.output for outcome in outcomes]
+
     def survivors(self, *victims: int, deadline_s: float = 60.0) -> list[Any]:
         """Return the results of the ranks that do not kill themselves, as these victims must."""
         outcomes = self.wait(deadline_s)
@@ -197,10 +205,18 @@ def _values(outcomes: list[Outcome]) -> list[Any]:
 
 
 def start_ranks(
-    function: Callable[..., Any], size: int, *args: Any, env: Mapping[str, str] | None = None
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    needs: str = "",
 ) -> Ranks:
-    """Start ranks like `run_ranks`, without waiting: use it as a context manager."""
-    task, modules = _task(function, args), _modules_of(function)
+    """Start ranks like `run_ranks`, without waiting: use it as a context manager.
+
+    Args:
+        needs: as for `start_process`; by default "torch" if the function's file imports it.
+    """
+    task, modules = _task(function, args), _IMPORTED[needs] if needs else _modules_of(function)
     processes: list[_Process] = []
     ranks = Ranks(processes)
     with contextlib.ExitStack() as on_error:
@@ -213,7 +229,7 @@ def start_ranks(
 
 
 def _modules_of(function: Callable[..., Any]) -> str:
-    return _TORCH if "torch" in function.__globals__ else _NUMPY
+    return _IMPORTED["torch" if "torch" in function.__globals__ else "numpy"]
 
 
 def _environments(size: int) -> list[dict[str, str]]:
@@ -421,8 +437,7 @@ def start_process(
         needs: "torch" or "numpy", found imported.
         number: differs between neighbours.
     """
-    modules = {"torch": _TORCH, "numpy": _NUMPY}[needs]
-    return Ranks([_Process(number, _task(function, args), dict(env), modules)])
+    return Ranks([_Process(number, _task(function, args), dict(env), _IMPORTED[needs])])
 
 
 def _task(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -434,13 +449,18 @@ def _task(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def warm_up() -> None:
     """Start the forkers now, for a test that counts this process's descriptors."""
     for rank in range(N_FORKERS):
-        forker_for(rank, _NUMPY)
+        forker_for(rank, _IMPORTED["numpy"])
+
+
+_given: set[int] = set()  # ports for listeners that may not have begun
 
 
 def free_port() -> int:
-    """Return a port without a listener, below the kernel's ephemeral ports."""
+    """Return a port without a listener, below the kernel's ephemeral ports, and another each time.
+
+    Parallel workers of pytest use separate ports.
+    """
     # Not port 0: a connection may take the kernel's port before it is used.
-    # Parallel workers of pytest use separate ports.
     n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
@@ -449,7 +469,9 @@ def free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-                return port
+                if port not in _given:
+                    _given.add(port)
+                    return port
 
 
 class _Process:

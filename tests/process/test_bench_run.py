@@ -1,12 +1,11 @@
 """`shoal bench` with real ranks: ranks that it starts, and ranks of a launcher."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from process.ranks import free_port
+from process.ranks import start_ranks
 
 from shoal.bench.collectives import COLLECTIVES
 
@@ -44,26 +43,17 @@ def test_every_collective_is_measured_and_right(tmp_path: Path) -> None:
     assert sizes == {(int(row[0]), int(row[1])) for row in rows}
 
 
+def run_bench(words: list[str]) -> None:
+    from shoal.cli import main
+
+    assert main(["bench", *words]) == 0
+
+
 def test_ranks_of_a_launcher_measure_together_and_one_prints(tmp_path: Path) -> None:
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     out = tmp_path / "run.json"
     words = ["all_reduce", "-b", "1K", "-e", "1K", *QUICK, "-J", str(out), "--peers", "gloo"]
-    ranks = [
-        subprocess.Popen(
-            [*COMMAND, *words],
-            env={**os.environ, **master, "RANK": str(rank), "WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        text, other = (rank.communicate(timeout=DEADLINE_S)[0] for rank in ranks)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    with start_ranks(run_bench, 2, words, needs="torch") as ranks:
+        text, other = ranks.outputs(DEADLINE_S)
     assert other == ""
     ((*_, wrong),) = rows_of(text)
     assert wrong == "0"

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import os
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, own
-from process.arrays import Array, filled, private, shared
+from process.arrays import Array, digest, filled, private, shared
 from process.ranks import on_ranks, on_survivors
 from process.serving import noise
 from process.stage import die, error_of, pretend_hosts
@@ -39,9 +38,9 @@ def digests(n_channels: int) -> list[str]:
         group.reduce_scatter(scattered, whole)
         for data, wanted in ((reduced, np.add.reduce(every)), (scattered, size * every[rank])):
             assert np.allclose(data, wanted, rtol=1e-5, atol=1e-5)
-            found.append(hashlib.blake2b(data.tobytes(), digest_size=8).hexdigest())
+            found.append(digest(data))
         group.reduce(every[rank], root=1)
-        found.append(hashlib.blake2b(every[1].tobytes(), digest_size=8).hexdigest())
+        found.append(digest(every[1]))
     return found
 
 

@@ -9,25 +9,21 @@ connection. Rank 0 publishes the relay's port in place of its own; rank 1 connec
 first use.
 """
 
-import contextlib
 import os
 import random
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from process.joining import is_closed
-from process.ranks import Outcome, free_port, on_ranks, start_ranks
+from process.ranks import Outcome, on_ranks, start_ranks
 from process.relay import Fault, Relay
-from process.stage import Stage, connections, descriptors, on_stage, pretend_hosts
+from process.stage import Stage, connections, descriptors, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roster import Entry
-from shoal.rendezvous.store.client import TcpStoreClient
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_ELEMS = 300_007
@@ -148,12 +144,6 @@ def test_a_last_message_arrives_though_the_sender_was_not_connected() -> None:
     assert (data == 7).all()
 
 
-# Connections without the job's key are closed, and the job is not affected.
-
-
-LONG_S = 60.0
-
-
 def listening() -> list[str]:
     mine = {target[len("socket:[") : -1] for target in descriptors().values()}
     found = []
@@ -165,46 +155,6 @@ def listening() -> list[str]:
             rows = [line.split() for line in table][1:]
         found += [" ".join(row) for row in rows if row[inode] in mine and row[column] == state]
     return found
-
-
-def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
-    """Connect silently, send garbage, begin a valid handshake, or hang up."""
-    words = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536)]
-    words += [b"shoal/rv", b"shoal/rv\x02\0\x01\0"]
-    for turn in range(200):
-        sock = socket.create_connection(address, timeout=LONG_S)
-        try:
-            sock.sendall(words[turn % len(words)])
-        except OSError:  # it was closed meanwhile
-            sock.close()
-            continue
-        if turn % 7 == 0:
-            sock.close()
-        else:
-            yield sock
-
-
-def use_store_among_strangers() -> None:
-    """Rank 1 joins only after strangers have filled the rendezvous port."""
-    stage = Stage.from_environment()
-    if os.environ["RANK"] == "1":
-        stage.await_cue("the strangers are in")
-    with shoal.init() as group:
-        data = np.ones(3)
-        group.all_reduce(data)
-        assert data[0] == 2
-
-
-def test_ranks_meet_while_strangers_fill_the_rendezvous_port() -> None:
-    port = free_port()
-    with contextlib.ExitStack() as stack:
-        env = {"MASTER_PORT": str(port)}
-        with on_stage(use_store_among_strangers, 2, env=env) as (stage, ranks):
-            TcpStoreClient("127.0.0.1", port, timeout_s=LONG_S).close()  # rank 0 listens
-            held = [stack.enter_context(sock) for sock in strangers(("127.0.0.1", port))]
-            stage.cue("the strangers are in")
-            ranks.values(30)
-        assert all(is_closed(sock) for sock in held)
 
 
 @pytest.mark.parametrize("ranks_per_host", [3, 1])

@@ -46,7 +46,7 @@ def wrong_values(group: shoal.Group) -> list[Refused]:
 
 
 def wrong_blocks(group: shoal.Group) -> list[Refused]:
-    rank, two, small = group.rank, [ones(3), ones(3)], [ones(2), ones(2)]
+    rank, two, odd = group.rank, [ones(3), ones(3)], [ones(3), ones(4)]
     if rank == 0:
         outputs, no_outputs = None, "this rank is the root and needs outputs"
         inputs, no_inputs = None, "needs inputs"
@@ -61,12 +61,9 @@ def wrong_blocks(group: shoal.Group) -> list[Refused]:
         (lambda: group.all_gather(ones(3), ones(3)), "outputs: float32[3] cannot be cut"),
         (lambda: group.all_gather([ones(3)], ones(3)), f"outputs: got 1 {needed}"),
         (lambda: group.scatter(ones(3), [ones(3)] * 3, rank), f"inputs: got 3 {needed}"),
-        (lambda: group.reduce_scatter(ones(3), small), f"inputs hold float32[2] {but}"),
+        (lambda: group.reduce_scatter(ones(3), [ones(2)] * 2), f"inputs hold float32[2] {but}"),
         (lambda: group.reduce_scatter(ones(3), np.zeros(6)), f"inputs hold float64[3] {but}"),
-        (
-            lambda: group.gather([ones(3), ones(4)], ones(3 + rank), rank),
-            "outputs hold [3, 4] elements; all blocks need",
-        ),
+        (lambda: group.gather(odd, ones(3 + rank), rank), "outputs hold [3, 4] elements; all"),
         (
             lambda: group.all_to_all(two, [ones(3), np.zeros(3)]),
             "inputs: float64[3] for rank 1 among buffers of float32",

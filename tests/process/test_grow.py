@@ -22,7 +22,7 @@ import pytest
 from process.arrays import check_sum
 from process.ranks import FileRanks, Outcome, Ranks, free_port, on_ranks, run_ranks, start_ranks
 from process.serving import await_that
-from process.stage import Lines, Stage, await_stop, descriptors, error_of, pretend_hosts
+from process.stage import Lines, Stage, await_stop, descriptors, error_of, on_stage, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, ShoalError, UsageError
@@ -102,11 +102,9 @@ def test_a_newcomer_that_knows_only_a_port_range_finds_a_door() -> None:
     with listen_tcp("127.0.0.1", range(random.randrange(14_000, 18_000), 18_900)) as taken:
         first = taken.getsockname()[1]
         ports = {"SHOAL_PORT_RANGE": f"{first}-{first + N_PORTS}", "SHOAL_KEY": "k" * 32}
-        with Stage() as stage:
-            env = {**stage.env, **ports}
-            with start_ranks(member_in_a_range, 2, env=env) as ranks:
-                coming = run_ranks(newcomer_of_a_range, 1, env=env | {"RANK": "2"})
-                assert [*ranks.values(), *coming] == [3, 3, 3]
+        with on_stage(member_in_a_range, 2, env=ports) as (stage, ranks):
+            env = {**stage.env, **ports, "RANK": "2"}
+            assert [*run_ranks(newcomer_of_a_range, 1, env=env), *ranks.values()] == [3, 3, 3]
 
 
 # By the name of a state: the function that is called in it.
@@ -357,14 +355,13 @@ def refusing() -> None:
 
 
 def test_an_incompatible_newcomer_is_refused_with_the_reason(forked: FileRanks) -> None:
-    with Stage() as stage:
-        env = {**stage.env, "SHOAL_KEY": "k" * 32}
-        with start_ranks(refusing, 1, env=env) as ranks:
-            for change, name, version, text in REFUSALS:
-                [found] = forked.run(refused, 1, name, version, env=env | change)
-                assert text in found, found
-            stage.cue("all were refused")
-            ranks.values()
+    key = {"SHOAL_KEY": "k" * 32}
+    with on_stage(refusing, 1, env=key) as (stage, ranks):
+        for change, name, version, text in REFUSALS:
+            [found] = forked.run(refused, 1, name, version, env={**stage.env, **key, **change})
+            assert text in found, found
+        stage.cue("all were refused")
+        ranks.values()
 
 
 def grow_often() -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from process import joining
 from process.joining import JOIN, LONG_S, ONE_HOST, hosts, in_threads, is_closed, joined, options
-from process.ranks import on_new_ranks, start_ranks
+from process.ranks import on_new_ranks, run_ranks
 from process.stage import Lines, descriptors
 
 from shoal.errors import Closed, UsageError
@@ -366,9 +366,7 @@ def call_as_nobody(address: bytes) -> bool:
 def test_another_user_of_the_host_is_turned_away() -> None:
     store = joining.Noticing()
     with joining.waiting_rank_0(store) as (result, address):
-        with start_ranks(call_as_nobody, 1, address) as stranger:
-            (outcome,) = stranger.wait()
-        assert outcome.value is True, outcome
+        assert run_ranks(call_as_nobody, 1, address) == [True]
         with join(store, 1, 2, timeout_s=LONG_S), result():
             pass
 

@@ -15,7 +15,7 @@ import pytest
 from process import serving
 from process.ranks import free_port, on_ranks, run_ranks, start_ranks
 from process.serving import N_ELEMS, N_WORKERS, await_servers, await_that, check_sum, new_key, noise
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, error_of, on_stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
@@ -296,9 +296,9 @@ def share_in_any_order() -> None:
 
 def test_calls_by_number_are_served_in_different_orders_while_views_switch(tmp_path: Path) -> None:
     key, port = new_key(tmp_path), free_port()
-    with Stage() as stage, serving.ServerProcess(key, host="a") as one:
-        env = serving.job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
-        with start_ranks(share_in_any_order, N_WORKERS, env=env) as ranks:
+    with serving.ServerProcess(key, host="a") as one:
+        env = serving.job_env(key, one.address, f"127.0.0.1:{port}")
+        with on_stage(share_in_any_order, N_WORKERS, env=env) as (stage, ranks):
             stage.await_all(N_WORKERS, "has used the last")
             with serving.ServerProcess(key, port=port, host="b"):
                 ranks.values()

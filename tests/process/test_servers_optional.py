@@ -7,7 +7,6 @@ import logging
 import random
 import resource
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from process import serving
 from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import N_WORKERS, ServerProcess, check_sum, job_env, noise, served_group
-from process.stage import Lines, Stage, pretend_hosts
+from process.stage import Lines, Stage, on_stage, pretend_hosts
 
 import shoal
 from shoal.group.pool import forming, probe
@@ -48,25 +47,19 @@ def take_ports_and_hold_rank_0() -> list[str]:
     return texts
 
 
-@contextlib.contextmanager
-def taken(ports: range) -> Iterator[None]:
-    with contextlib.ExitStack() as on_exit:
-        for port in ports:
-            with contextlib.suppress(OSError):
-                on_exit.enter_context(socket.create_server(("127.0.0.1", port)))
-        yield
-
-
 def test_a_missing_port_or_a_held_interpreter_does_not_end_a_job(tmp_path: Path) -> None:
     key, second = serving.new_key(tmp_path), free_port()
     first = random.randrange(14_000, 19_000)  # `free_port` gives none of these
     ports = f"{first}-{first + 11}"
-    with Stage() as stage, ServerProcess(key, host="a") as server:
+    with ServerProcess(key, host="a") as server:
         env = job_env(key, server.address, f"127.0.0.1:{second}", SHOAL_PORT_RANGE=ports)
-        with start_ranks(take_ports_and_hold_rank_0, N_WORKERS, env={**env, **stage.env}) as ranks:
+        with on_stage(take_ports_and_hold_rank_0, N_WORKERS, env=env) as (stage, ranks):
             stage.await_cue("the first view stands")
             with contextlib.ExitStack() as on_exit:
-                with taken(range(first, first + 12)):
+                with contextlib.ExitStack() as taken:
+                    for port in range(first, first + 12):
+                        with contextlib.suppress(OSError):
+                            taken.enter_context(socket.create_server(("127.0.0.1", port)))
                     on_exit.enter_context(ServerProcess(key, host="b", port=second))
                     stage.await_all(N_WORKERS, "goes on with one server")
                 texts, *_ = ranks.values()

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from process.ranks import free_port, start_ranks
+from process.ranks import free_port
 from process.serving import N_WORKERS, ServerProcess, await_servers, job_env, new_key
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, on_stage, pretend_hosts
 from torch import nn
 
 N_STEPS = 4
@@ -52,12 +52,11 @@ def train_alone_and_with_a_server() -> tuple[str, str, bool]:
 
 def test_a_model_trained_with_a_server_has_the_bits_of_one_trained_without(tmp_path: Path) -> None:
     key, port = new_key(tmp_path), free_port()
-    with Stage() as stage:
-        env = job_env(key, f"127.0.0.1:{port}") | dict(stage.env)
-        with start_ranks(train_alone_and_with_a_server, N_WORKERS, env=env) as ranks:
-            stage.await_all(N_WORKERS, "has trained alone")
-            with ServerProcess(key, port=port):
-                found = ranks.values()
+    env = job_env(key, f"127.0.0.1:{port}")
+    with on_stage(train_alone_and_with_a_server, N_WORKERS, env=env) as (stage, ranks):
+        stage.await_all(N_WORKERS, "has trained alone")
+        with ServerProcess(key, port=port):
+            found = ranks.values()
     alone, shared, was_shared = zip(*found, strict=True)
     assert alone == shared
     assert len(set(alone)) == 1

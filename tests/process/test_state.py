@@ -64,13 +64,12 @@ def test_every_rank_dumps_what_it_waits_for_when_a_deadline_passes(
         for rank in (0, 2):
             ranks.await_end(rank)
         os.kill(ranks.pid(VICTIM), signal.SIGCONT)
-        outcomes = ranks.wait()
-    for rank, outcome in enumerate(outcomes):
-        assert outcome.value is not None, outcome
+        errors = ranks.values()
+    for rank, error in enumerate(errors):
         (state,) = files_of(tmp_path, rank)
         assert state["why"] == "a deadline passed"
         (text,) = tmp_path.glob(f"*-rank{rank}-*.txt")
-        assert outcome.value.endswith(f"; the state of this rank is in {text}")
+        assert error.endswith(f"; the state of this rank is in {text}")
     for rank in (0, 2):
         (state,) = files_of(tmp_path, rank)
         (group,) = state["worlds"][0]["groups"]
@@ -136,15 +135,13 @@ def test_a_signal_makes_a_rank_dump_while_its_main_thread_is_stuck(tmp_path: Pat
         )
         stuck = next(one for one in asked(ranks, VICTIM, tmp_path) if main_thread_of(one) == here)
         Path(stage.store.get("pipe", 30).decode()).write_bytes(b"x")
-        outcomes = ranks.wait()
+        found = ranks.values()
     assert waiting["why"] == stuck["why"] == "received SIGUSR2"
     (call,) = waiting["worlds"][0]["groups"][0]["in_flight"]
     assert [wait["rank"] for wait in call["waits"]] == [VICTIM]
     assert waiting["worlds"][0]["n_threads_waiting"] == 1
     assert waiting["worlds"][0]["epoch"] == stuck["worlds"][0]["epoch"]
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
-        is_right, text = outcome.value
+    for is_right, text in found:
         assert is_right
         assert "group 'world' of ranks 0, 1: 1 call made, 0 in flight" in text
 
@@ -385,8 +382,7 @@ def test_top_follows_a_group_that_loses_rank_0_and_grows(keyed: dict[str, str]) 
         stage.await_all(3, "has grown")
         assert [found["pid"] for found in read()] == [ranks.pid(rank) for rank in (1, 2, 3)]
         stage.cue("all have been seen")
-        outcomes = ranks.wait()
-    assert [outcome.error for outcome in outcomes[1:]] == [None] * 3
+        ranks.survivors(0)
 
 
 def member_whose_first_grow_fails_or_newcomer() -> None:
@@ -434,8 +430,7 @@ def test_top_finds_a_group_at_its_addresses_after_a_failed_grow(keyed: dict[str,
         stage.await_all(2, "is in a group of 3")
         assert [found.get("pid") for found in read()] == [ranks.pid(rank) for rank in range(3)]
         stage.cue("3 have been seen")
-        outcomes = ranks.wait()
-    assert [outcome.error for outcome in outcomes] == [None] * 3
+        ranks.values()
 
 
 def test_a_folder_other_users_can_enter_is_not_used(

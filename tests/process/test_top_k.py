@@ -1,13 +1,12 @@
 """`ChunkTopK` between hosts: no value is lost, few bytes travel, and steps outlive servers."""
 
 import contextlib
-import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
 from process import serving
-from process.arrays import Array
+from process.arrays import Array, digest
 from process.ranks import on_ranks
 from process.stage import bytes_out, bytes_since, pretend_hosts
 from unit.averages import averaged
@@ -53,7 +52,7 @@ def arrived(group: shoal.Group, n_elems: int, bits: int) -> str:
         if not is_left[0] and not averages.any():  # so reducers have no residual left either
             break
     np.testing.assert_allclose(got * group.size, given, rtol=0, atol=0 if bits == 8 else 1e-3)
-    return hashlib.blake2b(got.tobytes()).hexdigest()
+    return digest(got)
 
 
 @pytest.mark.parametrize(("size", "n_elems"), [(1, 5000), (2, 20_003), (4, 9000), (2, 3)])
@@ -84,7 +83,7 @@ def test_a_server_lost_in_mid_step_costs_its_residual_and_no_step() -> list[str]
                 averager.ready("a")
             averager.wait()
             assert 0 < np.count_nonzero(averager.arrays["a"]) <= 0.06 * n_elems
-            digests.append(hashlib.blake2b(averager.arrays["a"].tobytes()).hexdigest())
+            digests.append(digest(averager.arrays["a"]))
     return digests
 
 

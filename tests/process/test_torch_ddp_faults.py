@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.distributed as dist
-from process.ddp_training import Two, assert_averaged, fail, inputs, mine, wrap
+from process.ddp_training import Two, assert_averaged, fail, gradients, inputs, mine, randoms, wrap
 from process.shared_ranks import Case, SharedRanks, cases_in, in_torch
 from process.stage import error_of
 from torch import nn
@@ -105,7 +106,7 @@ def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> 
         wrapped(mine(data), True).sum().backward()
 
     step()
-    alone = [parameter.grad.clone() for parameter in net.parameters()]
+    alone = gradients(net)
     net.zero_grad()
     raises = dist.get_rank() in raising
     failing = net.first.weight.register_hook(fail) if raises else contextlib.nullcontext()
@@ -117,8 +118,7 @@ def raise_in_mid_backward(options: dict[str, Any], raising: tuple[int, ...]) -> 
         error = error_of(step)
     text = str(error or "")
     if not text:
-        for parameter, wanted in zip(net.parameters(), alone, strict=True):
-            assert torch.equal(parameter.grad, wanted)
+        torch.testing.assert_close(gradients(net), alone, rtol=0, atol=0)
     return text
 
 
@@ -252,7 +252,7 @@ def test_a_value_changed_on_one_rank_is_named_on_every_rank(spoilt: str, hook: A
     errors = []
     for number in range(1, 7):
         net.zero_grad()
-        loss = wrapped(torch.randn(4, 6, generator=source(number))).pow(2).sum()
+        loss = wrapped(randoms(number).float()).pow(2).sum()
         errors.append(str(error_of(loss.backward)))
         adam.step()
         if number == 3 and spoilt and dist.get_rank() == ODD:
@@ -262,10 +262,6 @@ def test_a_value_changed_on_one_rank_is_named_on_every_rank(spoilt: str, hook: A
     assert spoilt or errors == ["None"] * 6
     for words in (f"{spoilt} is not the same on all ranks", " on ranks 0, 2, ", " on rank 1;"):
         assert words in fourth or not spoilt
-
-
-def source(number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(10 * number + dist.get_rank())
 
 
 def case_ranks_that_compare_in_different_steps_are_refused_when_they_wrap() -> None:
@@ -337,6 +333,7 @@ def case_an_interrupted_change_of_layout_is_finished_by_the_next_forward_pass() 
 
     passes(1.0)
     if dist.get_rank() == 1:
+        interrupt = MagicMock(side_effect=KeyboardInterrupt)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wrapped.reducer.averaging.gradients, "settle", interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -348,10 +345,6 @@ def case_an_interrupted_change_of_layout_is_finished_by_the_next_forward_pass() 
         net(torch.stack([torch.full((6,), value + rank) for rank in range(2)])).sum().backward()
         for average, one in zip(averages, net.parameters(), strict=True):
             torch.testing.assert_close(average * 2, one.grad)
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("case", cases_in(globals()))

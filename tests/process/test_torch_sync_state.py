@@ -11,6 +11,7 @@ import torch.distributed as dist
 from process.shared_ranks import Case, SharedRanks, cases_in, gloo_group, in_torch
 from process.stage import error_of
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 import shoal.torch
 from shoal.errors import Closed, ShoalError, UsageError
@@ -82,22 +83,13 @@ def train(net: Net, optimizer: torch.optim.Optimizer, *steps: int) -> None:
         optimizer.step(closure)
 
 
-def assert_same(one: Any, other: Any, path: str = "") -> None:
+def assert_same(one: Any, other: Any) -> None:
     """Compare nested states to the bit, by torch's own functions."""
-    assert type(one) is type(other), path
-    if isinstance(one, torch.Tensor):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape), path
-        assert torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert list(one) == list(other), path
-        for key, value in one.items():
-            assert_same(value, other[key], f"{path}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), path
-        for at, value in enumerate(one):
-            assert_same(value, other[at], f"{path}.{at}")
-    else:
-        assert one == other, path
+    (ours, spec), (theirs, other_spec) = tree_flatten(one), tree_flatten(other)
+    assert spec == other_spec
+    for a, b in zip(ours, theirs, strict=True):
+        assert (type(a), getattr(a, "dtype", None)) == (type(b), getattr(b, "dtype", None))
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -71,12 +71,10 @@ def test_survivors_of_kills_in_mid_call_go_on_in_one_next_view(
         for victim in victims:
             stage.await_cue(f"{victim} is busy")
             os.kill(ranks.pid(victim), signal.SIGKILL)
-        outcomes = ranks.wait(60)
+        found = ranks.survivors(*victims)
     rest = [rank for rank in range(size) if rank not in victims]
     seen = set()
-    for rank in rest:
-        assert outcomes[rank].value is not None, outcomes[rank]
-        view, gathered, name = outcomes[rank].value
+    for view, gathered, name in found:
         seen.add(view)
         assert gathered == rest
         assert f"(view {view.number})" in name
@@ -161,12 +159,10 @@ def test_a_rank_stopped_while_the_others_went_on_is_refused_and_affects_nobody()
         os.kill(ranks.pid(ZOMBIE), signal.SIGCONT)
         ranks.await_end(ZOMBIE)
         stage.cue("the zombie has ended")
-        outcomes = ranks.wait(30)
-    for survivor in outcomes[:2]:
-        assert survivor.value is not None, survivor
-        assert survivor.value[0] == (0, 1)
-    assert outcomes[ZOMBIE].value is not None, outcomes[ZOMBIE]
-    _, first, out, after, text = outcomes[ZOMBIE].value
+        *others, zombie = ranks.survivors(3, deadline_s=30)
+    for view, *_ in others:
+        assert view == (0, 1)
+    _, first, out, after, text = zombie
     assert first.startswith("PeerLost("), first
     assert out.startswith("PeerLost("), out
     # If it first got a view that had ended, that view has replaced the group.

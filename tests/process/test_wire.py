@@ -1,7 +1,6 @@
 """A narrow wire in real processes: half the digits between hosts, the same bits on every rank."""
 
 import functools
-import hashlib
 import itertools
 import logging
 import os
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.arrays import Array, check, contribution
+from process.arrays import Array, check, contribution, digest
 from process.ranks import on_ranks
 from process.stage import Lines, pretend_hosts
 from wires import ERRORS, NARROW, block_of, bound_of_sum, rounded
@@ -50,10 +49,6 @@ def check_sum(
     divisor = len(every) if op is Op.AVG else 1
     bound = bound_of_sum(wire, every, n_roundings, divisor=divisor, at_random=subject > 0)
     assert np.all(np.abs(found - exact / divisor) <= bound), wire
-
-
-def digest(values: Array) -> str:
-    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])

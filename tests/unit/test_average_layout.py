@@ -52,10 +52,13 @@ def test_a_buffer_exceeds_the_requested_length_only_slightly() -> None:
         assert longest <= max(length + ALIGN_BYTES, length * 17 / 16)
 
 
-def test_arrays_as_long_as_a_buffer_do_not_span_two() -> None:
+def test_arrays_as_long_as_a_buffer_do_not_span_two_and_padding_needs_no_further_one() -> None:
     entries = [ArraySpec(str(n), (1 << 17,), DType.FLOAT32) for n in range(32)]
     layout = Layout.of(entries, range(32), 1 << 19)
     assert [buffer.entries for buffer in layout.buffers] == [(n,) for n in range(32)]
+    layout = Layout.of([ArraySpec("a", (1 << 20,), DType.FLOAT32)], [0], 1 << 22)
+    assert layout.n_bytes == (1 << 22) + ALIGN_BYTES
+    assert len(layout.buffers) == 1
 
 
 @pytest.mark.parametrize("types", [[DType.FLOAT32], [DType.INT32, DType.BFLOAT16, DType.FLOAT64]])
@@ -72,12 +75,6 @@ def test_long_buffers_share_no_page(types: list[DType]) -> None:
         assert all((end - 1) // 4096 < page for end, page in zip(ends, pages, strict=True))
         longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
         assert longest <= max(length * 17 / 16, length + 4096)
-
-
-def test_a_tail_of_padding_needs_no_extra_buffer() -> None:
-    layout = Layout.of([ArraySpec("a", (1 << 20,), DType.FLOAT32)], [0], 1 << 22)
-    assert layout.n_bytes == (1 << 22) + ALIGN_BYTES
-    assert len(layout.buffers) == 1
 
 
 def test_places_are_aligned_and_disjoint_and_within_their_type(layout: Layout) -> None:

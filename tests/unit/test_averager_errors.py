@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -266,17 +267,13 @@ def test_a_wait_that_was_interrupted_may_be_repeated(group: Group) -> None:
         fill(averager, step, list(SHAPES))
         if group.rank == 1 and step < 2:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(averager._memory, "put_back", interrupt)
+                patch.setattr(averager._memory, "put_back", Mock(side_effect=KeyboardInterrupt))
                 with pytest.raises(KeyboardInterrupt):
                     averager.wait()
             with pytest.raises(UsageError, match="the previous step has not ended"):
                 averager.begin()
         averager.wait()
         check(averager, step)
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @in_ranks(2)

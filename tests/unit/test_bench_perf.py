@@ -46,15 +46,12 @@ def run_fixed(sweep: Sweep, out: Path | None = None, argv: Any = (), **pools: Fi
 TWO = BenchPlace(2, is_joined=True)
 
 
-def test_percentiles_equal_those_of_nccl_tests() -> None:
+def test_percentiles_and_bus_bandwidths_equal_those_of_nccl_tests() -> None:
     # For 1 to 20 the median is the upper of the middle two; 95 % of 20 are 19 calls.
     times = call_times([float(n) for n in range(20, 0, -1)])
     assert times == (10.5, 11, 19, 20)
     assert call_times([float(n) for n in range(1, 101)]).p99 == 99
     assert set(call_times([2.0])) == {2.0}
-
-
-def test_bus_bandwidth_of_four_ranks_equals_that_of_nccl_tests() -> None:
     factors = {"all_reduce": 1.5, "broadcast": 1.0, "reduce": 1.0, "send_recv": 2.0, "barrier": 0.0}
     blocks = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
     wanted = factors | dict.fromkeys(blocks, 0.75)

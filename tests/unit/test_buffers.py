@@ -34,23 +34,20 @@ def test_a_buffer_that_states_this_machines_byte_order_is_accepted(name: str) ->
     assert (span.n_elems, str(span.dtype)) == (3, np.dtype(element).name)
 
 
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [
+def test_the_marks_of_native_order_are_known() -> None:
+    exporter = pytest.importorskip("_testbuffer", reason="this Python came without its own tests")
+    for form, name in (
         ("=f", "float32"),  # so does JAX
         ("=q", "int64"),
         ("=l", "int32"),  # of standard size, for any size of the machine's long
         ("=?", "bool"),
         ("@f", "float32"),
         ("@l", np.dtype("l").name),
-    ],
-)
-def test_the_marks_of_native_order_are_known(form: str, name: str) -> None:
-    exporter = pytest.importorskip("_testbuffer", reason="this Python came without its own tests")
-    data = exporter.ndarray([1, 2, 3], shape=[3], format=form, flags=exporter.ND_WRITABLE)
-    span = span_of(data)
-    assert (span.n_elems, str(span.dtype)) == (3, name)
-    assert ctypes.string_at(span.address, span.n_bytes) == data.tobytes()
+    ):
+        data = exporter.ndarray([1, 2, 3], shape=[3], format=form, flags=exporter.ND_WRITABLE)
+        span = span_of(data)
+        assert (span.n_elems, str(span.dtype)) == (3, name), form
+        assert ctypes.string_at(span.address, span.n_bytes) == data.tobytes(), form
 
 
 def test_an_array_of_bfloat16_is_accepted_as_bfloat16() -> None:
@@ -81,10 +78,7 @@ def closed() -> mmap.mmap:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (
-            np.zeros((4, 4))[:, 1],
-            r"\(4,\) is not contiguous.*numpy\.ascontiguousarray\(array\)",
-        ),
+        (np.zeros((4, 4))[:, 1], r"\(4,\) is not contiguous.*numpy\.ascontiguousarray\(array\)"),
         (torch.zeros(4, 4).t()[1:], r"not contiguous in memory; pass tensor\.contiguous\(\)"),
         (np.zeros(3, dtype=">f4"), "foreign byte orders"),
         (closed(), "mmap gives no buffer: mmap closed"),
@@ -128,9 +122,8 @@ def test_memory_from_empty_is_freed_with_its_last_view() -> None:
     assert n_mappings() == before
 
 
-@pytest.mark.parametrize(
-    ("written", "read", "found"),
-    [
+def test_written_buffers_must_not_overlap() -> None:
+    for written, read, found in (
         ([(0, 4), (4, 8)], [(8, 12), (8, 12)], None),  # buffers that are only read may overlap
         ([(4, 8), (0, 5)], [], (1, 0, True)),
         ([(0, 4), (8, 12)], [(4, 8), (11, 20)], (1, 1, False)),
@@ -138,12 +131,8 @@ def test_memory_from_empty_is_freed_with_its_last_view() -> None:
         ([(50, 60)], [(0, 100)], (0, 0, False)),
         ([(0, 4), (2, 2)], [(3, 3), (4, 4)], None),  # empty buffers overlap none
         ([(0, 1), (2, 3), (4, 5)], [(1, 2), (0, 5)], (2, 1, False)),
-    ],
-)
-def test_written_buffers_must_not_overlap(
-    written: list[tuple[int, int]], read: list[tuple[int, int]], found: object
-) -> None:
-    assert clash(written, read) == found
+    ):
+        assert clash(written, read) == found
 
 
 def test_a_sequence_that_is_a_buffer_is_cut_into_blocks() -> None:

@@ -41,31 +41,26 @@ TENTH = Probe("", 1e-4, LINE / 10, 0.0)
 OF_RANK_3 = {way: TENTH for way in itertools.permutations(range(4), 2) if 3 in way}
 
 
-@pytest.mark.parametrize(
-    ("n_hosts", "probes", "problem"),
-    [
+def test_a_problem_of_a_host_or_a_path_is_named_once_with_its_numbers() -> None:
+    for n_hosts, probes, problem in (
         (4, OF_RANK_3, "host3: 100 Mbit/s at most, but others reach 1 Gbit/s"),
         (3, {(0, 2): Probe("", 1e-4, LINE / 4, 0.0)}, "host0 to host2: 250 Mbit/s"),
         (2, {(0, 1): Probe("", 1e-4, LINE, 61.0)}, "host1: its clock is +61.0 s"),
         (2, {(1, 0): None}, "host1 to host0: not measured"),  # its rank ended in mid-check
-    ],
-)
-def test_a_problem_of_a_host_or_a_path_is_named_once_with_its_numbers(
-    n_hosts: int, probes: dict[tuple[int, int], Probe | None], problem: str
-) -> None:
-    found = findings_of(*map(facts_of, range(n_hosts)))
-    for way, probe in probes.items():
-        if probe is None:
-            del found.probes[way]
-        else:
-            found.probes[way] = [probe]
-    [text] = found.problems()
-    assert text.startswith(problem)
+    ):
+        found = findings_of(*map(facts_of, range(n_hosts)))
+        for way, probe in probes.items():
+            if probe is None:
+                del found.probes[way]
+            else:
+                found.probes[way] = [probe]
+        texts = list(found.problems())
+        assert len(texts) == 1, problem
+        assert texts[0].startswith(problem)
 
 
-@pytest.mark.parametrize(
-    ("differing", "facts"),
-    [
+def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy() -> None:
+    for differing, facts in (
         ({"shoal": "0.9"}, ["shoal differs", "0.9 on host1", "1.0 on host0"]),
         ({"torch": "2.11.0"}, ["torch differs", "2.11.0 on host1"]),
         ({"key": "fedcba9876543210"}, ["key differs", "SHOAL_KEY_FILE"]),
@@ -73,13 +68,10 @@ def test_a_problem_of_a_host_or_a_path_is_named_once_with_its_numbers(
         ({"n_files": 64}, ["host1", "64 files", "ulimit -n"]),
         ({"free_bytes": 100 << 20}, ["host1", "100 MiB"]),
         ({"paths": [LOOPBACK]}, ["host1", "127.0.1.1", "SHOAL_SOCKET_IFNAME"]),
-    ],
-)
-def test_different_or_missing_facts_are_named_with_the_host_and_the_remedy(
-    differing: dict[str, object], facts: list[str]
-) -> None:
-    [problem] = findings_of(facts_of(0), facts_of(1, **differing)).problems()
-    assert all(fact in problem for fact in facts)
+    ):
+        problems = list(findings_of(facts_of(0), facts_of(1, **differing)).problems())
+        assert len(problems) == 1, facts
+        assert all(fact in problems[0] for fact in facts), (facts, problems)
 
 
 def test_settings_that_a_job_lets_differ_and_keys_are_no_facts(

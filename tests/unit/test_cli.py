@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,15 +52,12 @@ def test_a_reader_that_closes_its_pipe_ends_the_command_quietly() -> None:
         assert command.wait() == 1
 
 
-def test_a_full_disk_under_the_output_is_reported_in_one_line() -> None:
+def test_a_full_disk_is_reported_in_one_line_and_no_standard_output_is_needed() -> None:
     argv = [sys.executable, "-m", "shoal", "trace", "ring"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(argv, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.stderr == "shoal: cannot write the output: No space left on device\n"
     assert done.returncode == 1
-
-
-def test_a_command_without_a_standard_output_succeeds() -> None:
     argv = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shoal", "trace", "ring"]
     done = subprocess.run(argv, check=False, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -68,10 +66,7 @@ def test_a_command_without_a_standard_output_succeeds() -> None:
 def test_an_interrupt_ends_a_command_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_args: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("shoal.cli.draw._run", interrupted)
+    monkeypatch.setattr("shoal.cli.draw._run", Mock(side_effect=KeyboardInterrupt))
     assert main(["draw", "ring"]) == 130
     assert capsys.readouterr().err == "shoal: interrupted\n"
 

@@ -11,40 +11,27 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from process.by_hand import HEAD, first_message, prove
+from process.serving import Talker
 
 from shoal.engine import HANDSHAKE_VERSION, Endpoint, Hello, Peer, Progress
-from shoal.rendezvous.listener import listen_tcp
 
 KEY = b"k" * 32
 HELLO = Hello(7, 3, 0, 5)
 WORD = 300
 
 
-class Owner:
+class Owner(Talker):
     """Keeps the endpoint's reports, in order."""
 
     def __init__(self) -> None:
+        super().__init__(KEY)
         self.verdict: bytes | Progress | Exception = KEY
         self.seen: list[tuple[object, ...]] = []
-        self.peers: list[Peer] = []
         self.raises: Exception | None = None
-        self.endpoint = Endpoint(self)
-
-    def listen(self) -> tuple[str, int]:
-        listener = listen_tcp("127.0.0.1", (0,))
-        place: tuple[str, int] = listener.getsockname()
-        self.endpoint.listen(listener.detach())
-        return place
-
-    def run_until(self, is_so: Callable[[], object]) -> None:
-        until = time.monotonic() + 60.0
-        while not is_so():
-            assert time.monotonic() < until
-            self.endpoint.step(time.monotonic())
 
     def admit(self, hello: Hello) -> bytes | Progress:
         if isinstance(self.verdict, Exception):
@@ -75,9 +62,8 @@ class Owner:
 
 @pytest.fixture
 def owner() -> Iterator[Owner]:
-    made = Owner()
-    yield made
-    made.endpoint.close()
+    with Owner() as made:
+        yield made
 
 
 def exchange(owner: Owner, sock: socket.socket, message: bytes, n_bytes: int) -> bytes:
@@ -98,7 +84,7 @@ def exchange(owner: Owner, sock: socket.socket, message: bytes, n_bytes: int) ->
 @contextlib.contextmanager
 def called_by_hand(owner: Owner) -> Iterator[tuple[socket.socket, bytes]]:
     """Return a socket that has proved the key to the endpoint, and the session of both."""
-    with socket.create_connection(owner.listen()) as sock:
+    with socket.create_connection(("127.0.0.1", owner.listen())) as sock:
         session = prove(HELLO, KEY, functools.partial(exchange, owner, sock))
         owner.run_until(lambda: owner.peers)
         yield sock, session
@@ -122,7 +108,7 @@ def test_a_calling_endpoint_makes_the_documented_handshake(owner: Owner) -> None
 
 def test_a_caller_without_the_key_is_answered_with_a_digest_of_its_hello(owner: Owner) -> None:
     owner.verdict = bytes(32)
-    with socket.create_connection(owner.listen()) as sock:
+    with socket.create_connection(("127.0.0.1", owner.listen())) as sock:
         sent = first_message(HELLO, KEY)
         digest = hashlib.sha256(b"differs" + sent).digest()[:16]
         assert exchange(owner, sock, sent, 28) == HEAD + b"\x06\x00" + digest
@@ -154,7 +140,7 @@ def test_frames_on_the_wire_are_as_documented(owner: Owner) -> None:
 
 def test_an_error_of_admit_is_raised_by_step_and_the_caller_is_refused(owner: Owner) -> None:
     owner.verdict = LookupError("no such rank")
-    with socket.create_connection(owner.listen()) as sock:
+    with socket.create_connection(("127.0.0.1", owner.listen())) as sock:
         sock.sendall(first_message(HELLO, KEY))
         with pytest.raises(LookupError, match="no such rank"):
             owner.run_until(lambda: False)

@@ -9,17 +9,7 @@ from programs import EVERY, MORE_ALL_REDUCES
 from shoal.analysis.dataflow import Dataflow
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
-from shoal.engine import (
-    Arena,
-    Fault,
-    Mesh,
-    Plan,
-    RankInfo,
-    address_of,
-    error_from,
-    lower,
-    plan_for,
-)
+from shoal.engine import Arena, Fault, Mesh, Plan, RankInfo, address_of, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Buffer, Finish, Recv, Send, find
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
@@ -62,36 +52,19 @@ def test_a_finish_step_is_kept_only_where_it_divides_and_peers_are_in_the_group(
         lower([Send(7, 0), Recv(7, 0)], 4)
 
 
+PLAN: dict[str, Any] = {"dtype": DType.FLOAT32, "op": Op.SUM, "divisor": 1, "codec": 0}
+PLAN |= {"layouts": [([0], [4]), ([], []), ([], []), ([], [])], "by_pair": False}
+PLAN |= {"descriptor": "one element", "agreement": "one element"}
+MESH: dict[str, Any] = {"rank": 0, "names": ["rank 0"], "epoch": 1, "job_key": bytes(32)}
+MESH |= {"peers": [], "listeners": [], "n_channels": 1, "staging_bytes": 50 << 20}
+MESH |= {"spin_us": 0.0, "backstop_s": 0.1, "resume_s": 10.0, "dead_s": 5.0}
+
+
 def test_the_native_core_keeps_no_reference_to_a_python_object() -> None:
     """A native thread would take the GIL to drop it, which aborts a program that is ending."""
     program, arena = lower([Finish(0)], 1), Arena.create(1)
     before = [sys.getrefcount(program), sys.getrefcount(arena)]
-    plan = Plan.make(
-        program=program,
-        layouts=[([0], [4]), ([], []), ([], []), ([], [])],
-        dtype=DType.FLOAT32,
-        op=Op.SUM,
-        divisor=1,
-        codec=0,
-        descriptor="one element",
-        agreement="one element",
-        by_pair=False,
-    )
-    mesh = Mesh.create(
-        rank=0,
-        names=["rank 0"],
-        epoch=1,
-        job_key=bytes(32),
-        arena=arena,
-        peers=[],
-        n_channels=1,
-        staging_bytes=50 << 20,
-        spin_us=0.0,
-        backstop_s=0.1,
-        listeners=[],
-        resume_s=10.0,
-        dead_s=5.0,
-    )
+    plan, mesh = Plan.make(program=program, **PLAN), Mesh.create(arena=arena, **MESH)
     before += [sys.getrefcount(plan), sys.getrefcount(mesh)]
     group, data = mesh.group(1, [0]), memoryview(bytearray(4))
     assert group.post_in_place(plan, 1, address_of(data), 60.0, False, 0).wait(60.0)
@@ -178,13 +151,8 @@ def test_segments_to_all_reducers_in_turn_fit_a_slow_links_queue() -> None:
 
 
 # Weights of workers and servers, each for one size of group.
-WEIGHTED = {
-    "sharded[5*2|3*7]": 8,
-    "sharded[5*2|3*7].servers": 8,
-    "sharded[5*2|3*7].workers": 5,
-    "sharded[2,0,7,1|3,0,50,1,9]": 9,
-    "sharded[16*0|20*1]": 36,
-}
+WEIGHTED = {"sharded[5*2|3*7]": 8, "sharded[2,0,7,1|3,0,50,1,9]": 9, "sharded[16*0|20*1]": 36}
+WEIGHTED |= {"sharded[5*2|3*7].servers": 8, "sharded[5*2|3*7].workers": 5}
 NAMES = EVERY + [("all_reduce", name) for name in (*MORE_ALL_REDUCES, *WEIGHTED)]
 # The hosts of the ranks.
 HOSTS = [(0,) * size for size in (1, 2, 3, 4, 5, 7, 8, 16)]

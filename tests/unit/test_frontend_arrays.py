@@ -3,6 +3,7 @@
 import gc
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -88,14 +89,10 @@ def test_an_unknown_type_is_refused_by_name(group: Group) -> None:
         average(group, {"words": np.array(["a"])})
 
 
-def interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("where", ["the first agreement", "a step"])
 @in_ranks(SIZE)
 def test_ctrl_c_in_an_average_raises_on_every_rank(group: Group, where: str) -> None:
-    given = {"a": np.ones(3)}
+    given, interrupt = {"a": np.ones(3)}, Mock(side_effect=KeyboardInterrupt)
     if where == "a step":
         average(group, given)
     if group.rank == 1:

@@ -154,7 +154,7 @@ def test_the_fictional_rate_of_a_veth_is_ignored(tmp_path: Path) -> None:
         assert reported_mbit(where.name, tmp_path) == mbit
 
 
-def test_a_link_is_a_rate_and_the_costs_of_a_message() -> None:
+def test_a_link_is_a_rate_and_costs_of_a_message_or_is_refused_with_variable_and_example() -> None:
     links = {
         "1Gb": wire_of(1_000),
         " 2.5 Gbit/s ": wire_of(2_500),
@@ -164,9 +164,6 @@ def test_a_link_is_a_rate_and_the_costs_of_a_message() -> None:
     for text, link in links.items():
         assert link_of(text) == Settings.read({"SHOAL_LINK": text}).link == link
         assert link_of(link_text(link)) == link
-
-
-def test_an_invalid_link_is_refused_with_the_variable_and_an_example() -> None:
     for text in ("fast", "1G", "1Gb,20", "1Gb,20us,5us,1us", "1Gb,", ",20us"):
         with pytest.raises(UsageError, match=r"SHOAL_LINK=.*cannot read .*write "):
             Settings.read({"SHOAL_LINK": text})

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,11 +131,7 @@ def test_different_numbers_end_the_job_and_other_errors_only_the_use_of_servers(
 ) -> None:
     view = View()
     worker = Worker(view)
-
-    def fail() -> None:
-        raise failure("the reason")
-
-    worker.control.next_command = fail
+    worker.control.next_command = Mock(side_effect=failure("the reason"))
     worker.pool._run()
     assert worker.pool.has_ended
     if failure is NumbersDiffer:

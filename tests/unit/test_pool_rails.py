@@ -6,6 +6,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,15 +99,12 @@ def test_pieces_leave_in_any_order_and_are_open_until_then() -> None:
 
 
 KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
+refuse = Mock(side_effect=MemoryError)
 
 
 def pool_of(world: Any, numbers: Any) -> Pool:
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
     return Pool(control, b"", world, numbers, rail_of(TWO_BY_THREE, 0))
-
-
-def refuse(*_: object) -> None:
-    raise MemoryError
 
 
 def test_a_call_that_cannot_be_planned_ends_the_group_of_its_ranks() -> None:
@@ -188,9 +186,7 @@ def test_rotating_kinds_are_announced_once(n_kinds: int, monkeypatch: pytest.Mon
 
 
 def test_a_new_kind_of_call_after_the_loss_of_servers_is_no_error() -> None:
-    def send(*_: object, **__: object) -> None:
-        raise Closed("the group has ended")
-
+    send = Mock(side_effect=Closed("the group has ended"))
     group = SimpleNamespace(size=4, rank=0, has_ended=True, send=send)
     view = view_of(group)
     shape = Shape("all_reduce", "sharded[3*0|1].servers", DType.FLOAT32, Op.SUM, 1 << 20, 0, 4)

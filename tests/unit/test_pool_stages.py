@@ -88,11 +88,16 @@ def test_workers_agree_though_their_numbers_have_different_orders(order: Order) 
     assert every_end(((2, 3, 5), order), 2) > 1
 
 
-def test_a_stage_does_not_begin_before_the_one_proposed_earlier() -> None:
+def test_a_stage_begins_after_the_one_proposed_earlier_and_is_dropped_if_unreachable() -> None:
     stages = Stages[str]()
     assert stages.propose() == 0
     stages.begin(5, "first", 0)
     assert stages.propose() == 5
+    stages = Stages[int]()
+    for view in range(1000):
+        stages.begin(stages.propose(), view, view)
+        assert stages.claim(view) == view
+    assert len(stages._stages) <= 2
 
 
 def test_a_call_that_is_held_back_cannot_be_made() -> None:
@@ -102,11 +107,3 @@ def test_a_call_that_is_held_back_cannot_be_made() -> None:
     assert stages.holds(2)
     with pytest.raises(ValueError, match="call 2 is held back"):
         stages.claim(2)
-
-
-def test_unreachable_stages_are_dropped() -> None:
-    stages = Stages[int]()
-    for view in range(1000):
-        stages.begin(stages.propose(), view, view)
-        assert stages.claim(view) == view
-    assert len(stages._stages) <= 2

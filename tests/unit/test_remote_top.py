@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -258,12 +259,8 @@ def test_a_rank_listens_at_the_last_port_until_a_failure(monkeypatch: pytest.Mon
         listener, place = forming._listen_to_readers(advertised, 1)
         assert place[:2] == listener.getsockname() == ("127.0.0.2", port + 1)
         assert forming._listen_to_readers(advertised, 1) == (None, None)  # no port is left
-
-        def refuse(*_args: object) -> None:
-            raise ShoalError("no memory")
-
         monkeypatch.setattr(forming, "_listen_to_readers", lambda *_how: (listener, place))
-        monkeypatch.setattr(forming, "meet", refuse)
+        monkeypatch.setattr(forming, "meet", Mock(side_effect=ShoalError("no memory")))
         with pytest.raises(ShoalError, match="no memory"):
             forming.form(SimpleNamespace(host=None), 0, 2)  # type: ignore[arg-type]
         assert listener.fileno() == -1

@@ -5,28 +5,13 @@ import pytest
 from shoal.errors import UsageError
 from shoal.rendezvous.environment import LaunchInfo, find_place, first_host
 
-TORCHRUN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29501",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-SLURM = {
-    "SLURM_PROCID": "5",
-    "SLURM_NTASKS": "8",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "node[03-04]",
-}
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+SLURM |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[03-04]"}
 
 
 def test_each_launcher_is_understood() -> None:
@@ -81,14 +66,7 @@ def test_a_wrong_environment_is_refused_by_name() -> None:
 
 
 def test_the_first_host_of_a_node_list() -> None:
-    first = {
-        "gpu-3": "gpu-3",
-        "a,b": "a",
-        "node[03-07,9],gpu1": "node03",
-        "node[5]-ib": "node5-ib",
-        "r[1-2]n[10,12]": "r1n10",
-        "": None,
-        "[": None,
-        "node[a-b]": None,
-    }
+    first = {"gpu-3": "gpu-3", "a,b": "a", "node[03-07,9],gpu1": "node03"}
+    first |= {"node[5]-ib": "node5-ib", "r[1-2]n[10,12]": "r1n10"}
+    first |= {"": None, "[": None, "node[a-b]": None}
     assert {nodelist: first_host(nodelist) for nodelist in first} == first

@@ -21,15 +21,12 @@ def key_file(folder: Path, text: str = SECRET + "\n", mode: int = 0o600, name: s
     return str(path)
 
 
-def test_without_any_variable_there_is_no_key() -> None:
-    assert job_key({}) is None
-    assert job_key({"SHOAL_KEY": "", "SHOAL_KEY_FILE": ""}) is None
-
-
-def test_the_file_wins_over_the_variable_and_its_newline_is_no_key(tmp_path: Path) -> None:
+def test_the_key_is_the_files_without_newline_or_the_variables_or_none(tmp_path: Path) -> None:
     environ = {"SHOAL_KEY_FILE": key_file(tmp_path), "SHOAL_KEY": "another-key-altogether"}
     assert job_key(environ) == SECRET.encode()
     assert job_key({"SHOAL_KEY": SECRET}) == SECRET.encode()
+    assert job_key({}) is None
+    assert job_key({"SHOAL_KEY": "", "SHOAL_KEY_FILE": ""}) is None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])

@@ -13,15 +13,7 @@ from process.joining import rewritten
 from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous import attempt as attempts
-from shoal.rendezvous.attempt import (
-    ATTEMPT_KEY,
-    Attempt,
-    AttemptOverError,
-    decode_end,
-    find_end,
-    part_key,
-    record_key,
-)
+from shoal.rendezvous.attempt import Attempt, AttemptOverError, find_end, part_key, record_key
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id
@@ -247,23 +239,17 @@ def test_stale_records_of_some_ranks_do_not_delay_a_later_job(first: int) -> Non
 
 
 @pytest.mark.parametrize("last", [None, b"damaged"])
-def test_an_attempt_is_found_without_its_number(last: bytes | None) -> None:
+def test_an_attempts_number_never_decreases_and_need_not_be_stored(last: bytes | None) -> None:
     store = MemoryStore()
     for _ in range(3):
         arrive(store, 0)
-    store._values.pop(ATTEMPT_KEY)
-    if last is not None:
-        store.set(ATTEMPT_KEY, last)
-    assert arrive(store, 1).attempt == 2
-
-
-def test_the_number_of_an_attempt_never_decreases() -> None:
-    store = MemoryStore()
-    for _ in range(3):
-        arrive(store, 0)
-    before = store.get(ATTEMPT_KEY, 0)
+    before = store.get(attempts.ATTEMPT_KEY, 0)
     attempts.meet_again(store, 0, 1, "node-1", "was slow")
-    assert store.get(ATTEMPT_KEY, 0) == before
+    assert store.get(attempts.ATTEMPT_KEY, 0) == before
+    store._values.pop(attempts.ATTEMPT_KEY)
+    if last is not None:
+        store.set(attempts.ATTEMPT_KEY, last)
+    assert arrive(store, 1).attempt == 2
 
 
 def test_errors_other_than_wrong_calls_are_lost_peers() -> None:
@@ -305,19 +291,15 @@ def test_a_rank_that_fails_when_all_meet_again_ends_the_next_attempt() -> None:
         arrive(store, 0, left=0)
 
 
-def test_a_failure_of_a_replaced_process_is_ignored() -> None:
+def test_a_failure_of_a_replaced_process_is_ignored_and_of_others_the_first_counts() -> None:
     store = MemoryStore()
     arrive(store, 1), arrive(store, 1)
     fail(store, attempt=0)
     assert find_end(store, 1) is None
-
-
-def test_the_first_failure_counts() -> None:
     store = MemoryStore()
     fail(store, rank=2, attempt=0)
     fail(store, rank=1, attempt=0)
-    end = find_end(store, 0)
-    assert end.rank == 2
+    assert find_end(store, 0).rank == 2
     assert find_end(store, 1) is None
 
 
@@ -326,11 +308,11 @@ def test_a_damaged_end_makes_all_meet_again() -> None:
     fail(store, UsageError('"' * 10_000), 0)
     value = store.get(attempts.end_key(0), 0)
     assert len(value) <= MAX_VALUE_BYTES
-    assert decode_end(value).is_failure
+    assert attempts.decode_end(value).is_failure
     for at in range(8 * len(value)):
         flipped = bytearray(value)
         flipped[at // 8] ^= 1 << at % 8
-        assert not decode_end(bytes(flipped)).is_failure
+        assert not attempts.decode_end(bytes(flipped)).is_failure
     arrive(store, 0)
     for other in (b"", b"1", b"[]", store.get(attempts.record_key(1, 0), 0)):
-        assert not decode_end(other).is_failure
+        assert not attempts.decode_end(other).is_failure

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from process.joining import is_closed
 from process.ranks import free_port
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
@@ -163,6 +164,23 @@ def test_more_clients_than_allowed_are_closed(monkeypatch: pytest.MonkeyPatch) -
         with client(server) as second, pytest.raises(PeerLost):
             second.try_get("a")
         first.set("a", b"1")
+
+
+def test_strangers_are_closed_and_clients_are_served_among_them() -> None:
+    """They are silent, send garbage, begin a valid handshake, or hang up."""
+    words = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(65536), b"shoal/rv"]
+    words += [b"shoal/rv\x02\0\x01\0"]
+    with served() as server, contextlib.ExitStack() as stack:
+        held = []
+        for turn in range(200):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                sock.sendall(words[turn % len(words)])
+            held.append(sock) if turn % 7 else sock.close()
+        with client(server) as store:
+            store.set("a", b"1")
+            assert store.try_get("a") == b"1"
+        assert all(map(is_closed, held))
 
 
 def test_too_large_a_value_or_key_is_refused_before_it_is_sent() -> None:

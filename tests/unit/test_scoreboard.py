@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,6 @@ from bench.scoreboard.case import Case
 from bench.scoreboard.choices import choice_verdicts
 from bench.scoreboard.goals import AtLeast, Below, Faster, Near, Within
 from bench.scoreboard.grid import is_close
-from bench.scoreboard.lab_servers import LabServers
 from bench.scoreboard.measures import added_by_cut, latencies
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.served_faults import pauses
@@ -164,10 +164,7 @@ def test_a_pause_is_the_slowest_steps_time_beyond_the_median() -> None:
         pause_of(one, other | {"n_wrong": 2})
     with pytest.raises(Failure, match="over before anything was done"):
         pause_of(one, other, n_done=0)
-
-    def fail(_servers: LabServers, _over: object) -> int:
-        raise OSError("no such process")
-
+    fail = Mock(side_effect=OSError("no such process"))
     with pytest.raises(Failure, match="failed: OSError: no such process"):
         pauses(fail, 0.0, FakePools(one), CASE)
 

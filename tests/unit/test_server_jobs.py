@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from process.serving import Talker
@@ -287,11 +288,8 @@ def test_the_oldest_view_of_the_same_job_makes_room(views: Views) -> None:
 def test_a_child_that_cannot_be_watched_is_killed(
     views: Views, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_left(_pid: int) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    one = Child()
-    monkeypatch.setattr(os, "pidfd_open", none_left)
+    one, none_left = Child(), OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=none_left))
     with pytest.raises(OSError, match="Too many"):
         views.add(one.pid, one.pipe, 7, "job")
     with pytest.raises(ProcessLookupError):

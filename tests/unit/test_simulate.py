@@ -282,13 +282,10 @@ IN_A_HOST: list[list[Step]] = [[Recv(0, 0), Send(2, 0)], [Recv(1, 0, fold=True),
 THROUGH_A_HOST = [[Send(1, 0)], *IN_A_HOST, [Recv(2, 0)]]
 
 
-def test_a_small_message_leaves_at_once_and_arrives_after_the_latency() -> None:
+def test_a_small_message_arrives_after_the_latency_and_a_large_one_waits_for_its_grant() -> None:
     line = recorded(ONE_MESSAGE, 1000, cluster(2))
     assert line.out == {0: [(0, 10, BUSY), (10, 60, OVER)]}
     assert line.into == {1: [(50, 60, BUSY)]}
-
-
-def test_a_large_message_waits_for_its_grant() -> None:
     line = recorded(ONE_MESSAGE, 100_000, cluster(2))
     assert line.out[0][:2] == [(0, 50, GRANT), (50, 1050, BUSY)]
     assert "out: busy 91%, waits for a receiver's grant 5%, all is sent 5%" in timelines(line)[0]

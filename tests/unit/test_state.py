@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -299,9 +300,7 @@ def test_the_signal_is_read_with_and_without_its_prefix() -> None:
 def test_a_refused_signal_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(_number: int) -> int:
-        raise MemoryError("no descriptor is left")
-
+    refused = Mock(side_effect=MemoryError("no descriptor is left"))
     monkeypatch.setattr("shoal.engine.note_signal", refused)
     monkeypatch.setattr(watch, "_watched", 0)
     with caplog.at_level(logging.WARNING):

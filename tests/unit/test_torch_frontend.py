@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -445,9 +446,7 @@ def test_a_profiler_range_has_the_given_name(operations: Operations) -> None:
 
 
 def test_a_call_that_fails_on_another_thread_is_the_error_of_its_work() -> None:
-    def fail() -> None:
-        raise UsageError("not these")
-
+    fail = Mock(side_effect=UsageError("not these"))
     failing = PendingWork([InBackground(fail)], [torch.ones(2)])
     with pytest.raises(UsageError, match="not these"):
         failing.wait(timedelta(seconds=5))

@@ -6,6 +6,7 @@ import warnings
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -237,10 +238,7 @@ def test_a_failed_call_raises_its_own_error_and_the_future_quotes_it() -> None:
 
 
 def test_a_copy_back_that_fails_reaches_the_future() -> None:
-    def fail() -> None:
-        raise MemoryError("none left")
-
-    started = FakeWork()
+    started, fail = FakeWork(), Mock(side_effect=MemoryError("none left"))
     future = PendingWork([started], [], fail).get_future()  # type: ignore[list-item]
     started.finish()
     with pytest.raises(RuntimeError, match="MemoryError: none left"):
