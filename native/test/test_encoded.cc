@@ -47,9 +47,10 @@ TEST("a payload that the link copies at once leaves nothing queued") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 2);
   for (int n = 0; n < 100; ++n) {
-    const Encoded::Payload payload = encoded.take(1, kBytes);
+    Encoded::Payload payload = encoded.take(1, kBytes);
     CHECK(payload.block);
-    encoded.give_back(payload);
+    encoded.keep(7, 1, std::move(payload));
+    encoded.give_back(7);
   }
   CHECK_EQ(staging.reserved(), 0u);
   CHECK_EQ(staging.used(), 0u);

@@ -5,9 +5,11 @@
 #include <new>
 #include <numeric>
 
+#include "engine/shell/served_links.h"
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/ends.h"
+#include "test/link_makers.h"
 #include "test/pool_world.h"
 #include "test/world.h"
 
@@ -80,13 +82,18 @@ void check_all_are_notified(Kind kind, int per_host, const std::string& why) {
 // If the failure leaves no rank that could be notified, a call ends at its deadline.
 constexpr int64_t kSoon = kSecond / 10;
 
-// One allocation fails, the `nth` from now on: calls in flight end.
-void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_channels = 1) {
+// One allocation fails, the `nth` from now on: calls in flight end, in an error or with the right
+// result.
+void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_channels = 1,
+                     Codec codec = Codec::kIdentity) {
   Cluster cluster(2, per_host, 0, 1, 0, n_channels);
   Job job;
   job.kind = kind;
   job.n_elems = 40'000;
   job.segment_bytes = 32u << 10;
+  job.codec = codec;
+  job.places = {0, 1 / per_host};
+  const Bytes wanted[] = {expected(job, 0, 2), expected(job, 1, 2)};
   Bytes memory[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
   const std::shared_ptr<const Plan> plans[] = {cluster.cut(plan_of(job, 0, 2)),
                                                cluster.cut(plan_of(job, 1, 2))};
@@ -102,8 +109,11 @@ void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_ch
     } catch (const std::bad_alloc&) {  // it was not made
     }
   }
-  for (const auto& call : calls)
+  for (const int rank : {0, 1}) {
+    const auto& call = calls[rank];
     CHECK(call == nullptr || eventually([&] { return call->is_over(); }));
+    CHECK(call == nullptr || call->outcome() || memory[rank] == wanted[rank]);
+  }
   n_left = INT64_MAX;
 }
 
@@ -121,6 +131,70 @@ TEST("whichever allocation fails, every call that is cut over channels ends too"
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kRingAllReduce})
     for (const bool aborts : {false, true})
       for (int64_t nth = first++; nth < 100; nth += 8) check_calls_end(kind, 1, aborts, nth, 2);
+}
+
+TEST("whichever allocation fails, no encoded payload is freed while a link may send it") {
+  for (const bool aborts : {false, true})
+    for (int64_t nth = 1; nth < 80; nth += 2)
+      check_calls_end(Kind::kRingAllReduce, 1, aborts, nth, 1, Codec::kBfloat16);
+}
+
+// A link that finds no memory for what has arrived, or counts how often it is served.
+class Counted final : public Link {
+ public:
+  Counted(bool lacks_memory, int& n_served) : lacks_memory_(lacks_memory), n_served_(n_served) {}
+  bool send(const Frame&) override { return true; }
+  bool flush(FrameSink&) override { return false; }
+  bool pump(FrameSink&) override {
+    ++n_served_;
+    if (lacks_memory_) throw std::bad_alloc();
+    return true;
+  }
+  bool is_drained() const override { return false; }
+  bool has_queued() const override { return false; }
+  bool release(uint64_t, const CallId&) override { return true; }
+  void close() override {}
+  const char* kind() const override { return "counted"; }
+  size_t max_inline() const override { return 0; }
+
+ private:
+  const bool lacks_memory_;
+  int& n_served_;
+};
+
+TEST("a link that lacks memory stays listed, and keeps no other from being served") {
+  Engine engine(0, {"rank 0", "rank 1", "rank 2", "rank 3"}, {});
+  int n_served[4] = {};
+  for (const int peer : {1, 2, 3})
+    engine.set_link(peer, std::make_unique<Counted>(peer == 2, n_served[peer]), now_ns());
+  ServedLinks served(engine, nullptr, 0);
+  const auto lacks_memory = [&](const auto& work) {
+    try {
+      work();
+      return false;
+    } catch (const std::bad_alloc&) {
+      return true;
+    }
+  };
+  for (const int peer : {1, 2, 3})
+    CHECK_EQ(lacks_memory([&] { served.serve(peer, false); }), peer == 2);
+  CHECK(lacks_memory([&] { served.serve_unread(); }));
+  for (const int peer : {1, 2, 3}) CHECK_EQ(n_served[peer], 2);
+}
+
+TEST("a call fails that needs a mate's region for whose mapping there was no memory") {
+  ShmPair pair;
+  Regions::Region region;
+  CHECK(!Regions::of_process().allocate(10'000, region));
+  CHECK(pair.link(0).share(region.id));
+  std::byte here;
+  const auto get = [&](int end) { return pair.link(end).get(1, {}, {region.id, 0}, {&here, 1}); };
+  n_left = 1;
+  const Moved got = get(1);
+  CHECK(n_left.exchange(INT64_MAX) < 1);
+  CHECK(got == Moved::kNowhere);
+  CHECK(get(0) == Moved::kGone);  // the other end lacks nothing, and waits for the reason
+  Regions::of_process().release(region.data);
 }
 
 TEST("whichever allocation fails as a group's end is broadcast, every channel learns of it") {
@@ -448,6 +522,18 @@ TEST("whichever allocation fails as frames are acknowledged, each payload is rel
     CHECK(tokens == expected);
     CHECK_EQ(outbox->n_unacknowledged(), kFrames / 2);
   }
+}
+
+TEST("a call asked back without memory leaves a request to acknowledge what was sent") {
+  const Bytes payload(2000);
+  const auto outbox = with_frames_on_their_way(payload);
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  outbox->hollow_all(call_of(frame.header));
+  outbox->lost(0);
+  uint16_t flags = 0;
+  while (const Outgoing* out = outbox->pull(1, true)) flags = out->frame.header.flags;
+  CHECK(flags & kAckSoon);
 }
 
 TEST("a path lost while memory is short has all of its frames sent again") {

@@ -82,6 +82,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
   out.local_ = local;
   static_cast<ArenaView&>(out) = ArenaView(nullptr, n_local);
   out.regions_.resize(static_cast<size_t>(n_local));
+  out.misses_.resize(static_cast<size_t>(n_local));
   const size_t n_bytes = static_cast<size_t>(n_local) * out.n_bytes();
   struct stat stat{};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
@@ -158,9 +159,16 @@ void Arena::take(const Note& note, int fd) {
       from < regions_.size() && note.header.type == FrameType::kRegion &&
       regions_[from].size() < kMostRegions &&
       (fd < 0 || (fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset));
-  if (fits && fd >= 0) (void)Mapping::map(fd, place.offset, mapping);
+  bool is_kept = false;
+  try {
+    if (fits && fd >= 0) (void)Mapping::map(fd, place.offset, mapping);
+    if (fits) regions_[from].try_emplace(place.region, std::move(mapping));
+    is_kept = fits;
+  } catch (const std::bad_alloc&) {
+  }
   if (fd >= 0) ::close(fd);
-  if (fits) regions_[from].try_emplace(place.region, std::move(mapping));
+  if (from < regions_.size() && note.header.type == FrameType::kRegion && !is_kept)
+    misses_[from] = true;
 }
 
 const Mapping* Arena::region(int local, uint32_t id) const {

@@ -210,6 +210,8 @@ void Outbox::release(const CallId& call) {
 void Outbox::hollow_all(const CallId& call) {
   for (const auto& out : sent_)
     if (out->frame.is_lent_by(call)) hollow(*out);
+  // release() may have dropped the frame that was to request the acknowledgement.
+  if (!sent_.empty()) sent_.back()->frame.header.flags |= kAckSoon;
 }
 
 std::vector<uint64_t> Outbox::spoiled() const {

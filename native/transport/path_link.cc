@@ -361,16 +361,19 @@ void PathLink::add_paths(LinkState& state) const {
 }
 
 void PathLink::break_off(FrameSink& sink, const std::string& why, bool is_unmet) {
+  const Error error = {Fault::kPeerLost, peer_, why, {}, true, is_unmet};  // first: it may throw
   close();
-  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true, is_unmet});
+  listens_since_ = now_;  // see listens_since()
+  if (!is_refused_) sink.broken(peer_, error);
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {
+  const Error error = {Fault::kPeerLost, peer_, what};  // first: it may throw
   is_refused_ = true;
   if (source_ != nullptr) source_->ended(peer_);
   for (Incoming& in : incoming_) in.in_payload = false;
   outbox_.drop_queued();
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+  sink.broken(peer_, error);
 }
 
 // Bytes written to a path are the kernel's copy, so there is nothing to wait for.

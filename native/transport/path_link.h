@@ -60,7 +60,10 @@ class PathLink : public Link {
   bool release(uint64_t token, const CallId& call) override;
   void close() override;
   void look(FrameSink& sink, int64_t now) override;
-  int64_t listens_since() const override { return has_path() ? listens_since_ : now_; }
+  // A closed link whose end could not be reported, for want of memory, counts as silent.
+  int64_t listens_since() const override {
+    return has_path() || is_closed_ ? listens_since_ : now_;
+  }
   bool is_unlinked() const override { return can_resume() && !is_begun(); }
   void dial() override;
   bool is_suspended() const override { return can_resume() && is_begun() && !has_path(); }

@@ -74,8 +74,9 @@ void ShmLink::close() {
 
 void ShmLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
   if (closed_) return;
+  const Error error = {Fault::kPeerLost, peer_, what, {}, of_path};  // first: it may throw
   close();
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what, {}, of_path});
+  sink.broken(peer_, error);
 }
 
 // ---- out
@@ -186,15 +187,19 @@ bool ShmLink::deliver(FrameSink& sink) {
     }
     moved = true;
   }
-  // The exchange comes after the stores of the tail for everyone: either the producer, which marks
-  // the ring and then looks again, sees the room, or its mark is seen here.
-  if (moved && !closed_ && inbound_->is_full.exchange(0) != 0)
-    theirs_.ring_bell(own_.doorbell_socket(), 0, Ring::kAlways);
+  if (moved) tell_of_room();
   if (is_over && !closed_) {
     fail(sink, "closed the connection without a goodbye", true);
     return true;
   }
   return moved;
+}
+
+// The exchange comes after the stores of the tail for everyone: either the producer, which marks
+// the ring and then looks again, sees the room, or its mark is seen here.
+void ShmLink::tell_of_room() {
+  if (!closed_ && inbound_->is_full.exchange(0) != 0)
+    theirs_.ring_bell(own_.doorbell_socket(), 0, Ring::kAlways);
 }
 
 // Deliver the record at `tail` and advance it. False if there is no valid record. Every number that
@@ -219,6 +224,7 @@ bool ShmLink::take_record(FrameSink& sink, uint64_t upto, uint64_t& tail) {
                    {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
   } catch (const std::bad_alloc&) {  // the frame cannot be delivered again
     take();
+    tell_of_room();
     throw;
   }
   take();
@@ -290,8 +296,10 @@ Moved ShmLink::get(uint64_t, const CallId&, const Remote& from, const Into& into
     return Slots::read(slot, theirs_.stamps()[from.place], from.offset, into);
   }
   const std::byte* at = address_of(from, into.n_bytes);
-  if (at == nullptr)
-    return own_.region(peer_local_, from.place) == nullptr ? Moved::kGone : Moved::kNowhere;
+  if (at == nullptr) {
+    const bool is_known = own_.region(peer_local_, from.place) != nullptr;
+    return is_known || own_.misses_regions(peer_local_) ? Moved::kNowhere : Moved::kGone;
+  }
   into.take(at);
   return Moved::kDone;
 }

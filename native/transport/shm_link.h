@@ -52,7 +52,8 @@ class ShmLink final : public Link {
   void look(FrameSink& sink, int64_t now) override;  // notices a death
   int64_t tick() override {
     release_regions();
-    return theirs_.header().heartbeat_ns.load();
+    // A closed link whose end could not be reported, for want of memory, counts as silent.
+    return closed_ ? 0 : theirs_.header().heartbeat_ns.load();
   }
 
  private:
@@ -60,6 +61,7 @@ class ShmLink final : public Link {
   bool find_room(size_t size);
   void ring_bell();
   bool deliver(FrameSink& sink);
+  void tell_of_room();
   bool take_record(FrameSink& sink, uint64_t upto, uint64_t& tail);
   bool send_note(FrameType type, const Place& place, int fd);
   std::byte* address_of(const Remote& there, size_t n_bytes);

@@ -298,7 +298,9 @@ bool TcpLink::pump_path(FrameSink& sink, size_t index) {
   if (path.is_cut) lose_path(sink, index, "was cut by this rank, which had no memory left");
   bool moved = false;
   path.is_drained = false;
-  const auto is_open = [&] { return path.pipe != nullptr && !is_refused_ && !is_closed_; };
+  const auto is_open = [&] {
+    return path.pipe != nullptr && !path.is_cut && !is_refused_ && !is_closed_;
+  };
   // If memory ran out the last time, whole frames wait in `ahead`, which may be full.
   while (is_open() && parse(sink, index)) moved = true;
   for (size_t n_bytes = 0; n_bytes < kTurnBytes && !path.is_drained && is_open();) {

@@ -55,11 +55,14 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   frame.is_lent_by_call = !encoded.block;
   frame.token = links_.new_token();
   frame.precedence = {call.order, static_cast<uint32_t>(call.state.size()) - at};
+  const bool is_encoded = static_cast<bool>(encoded.block);
+  // Before the link borrows it: nothing that runs out of memory below may free it.
+  if (is_encoded) encoded_.keep(frame.token, peer, std::move(encoded));
   const uint32_t segment = state.started++;
   const bool is_free = links_.send(peer, frame);
   turns_.left(call, at, is_free ? 0 : frame.token, n_bytes);
-  if (encoded.block) {
-    is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
+  if (is_encoded) {
+    if (is_free) encoded_.give_back(frame.token);
     steps_.complete(call, at, segment);  // the segment's own memory is no longer used
   } else if (is_free) {
     steps_.complete(call, at, segment);

@@ -17,11 +17,16 @@ Encoded::Payload Encoded::take(int peer, size_t n_bytes) {
 }
 
 void Encoded::keep(uint64_t token, int peer, Payload payload) {
-  n_kept_[static_cast<size_t>(peer)]++;
   kept_.emplace(token, Kept{peer, std::move(payload)});
+  n_kept_[static_cast<size_t>(peer)]++;
 }
 
-void Encoded::give_back(const Payload& payload) { staging_.unreserve(payload.n_reserved); }
+void Encoded::give_back(uint64_t token) {
+  const auto found = kept_.find(token);
+  staging_.unreserve(found->second.payload.n_reserved);
+  n_kept_[static_cast<size_t>(found->second.peer)]--;
+  kept_.erase(found);
+}
 
 void Encoded::wait(int peer, const Waiting& step) {
   auto& waiting = waiting_[static_cast<size_t>(peer)];
@@ -35,9 +40,7 @@ std::vector<Encoded::Waiting> Encoded::sent(uint64_t token) {
   const auto found = kept_.find(token);
   if (found == kept_.end()) return {};
   const auto peer = static_cast<size_t>(found->second.peer);
-  give_back(found->second.payload);
-  kept_.erase(found);
-  n_kept_[peer]--;
+  give_back(token);
   std::vector<Waiting> waiting = std::exchange(waiting_[peer], {});
   std::sort(waiting.begin(), waiting.end(), [](const Waiting& a, const Waiting& b) {
     return a.order != b.order ? a.order < b.order : a.step > b.step;
@@ -48,7 +51,7 @@ std::vector<Encoded::Waiting> Encoded::sent(uint64_t token) {
 void Encoded::drop_peer(int peer) {
   std::erase_if(kept_, [&](const auto& entry) {
     if (entry.second.peer != peer) return false;
-    give_back(entry.second.payload);
+    staging_.unreserve(entry.second.payload.n_reserved);
     return true;
   });
   n_kept_[static_cast<size_t>(peer)] = 0;

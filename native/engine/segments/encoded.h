@@ -38,9 +38,9 @@ class Encoded {
 
   // Room for one more payload to `peer`.
   Payload take(int peer, size_t n_bytes);
-  // Keep a payload until `token` is sent or the peer is dropped.
+  // Keep a payload until `token` is sent, it is given back or the peer is dropped.
   void keep(uint64_t token, int peer, Payload payload);
-  void give_back(const Payload& payload);    // release the reservation; the block frees itself
+  void give_back(uint64_t token);            // of a payload that left at once
   void wait(int peer, const Waiting& step);  // a step that waits already is not added again
   // The steps that wait for the room made by `token`; none if it was not an encoded payload's.
   // Oldest call first: sending a little of each call would help no rank, since none can fold before

@@ -18,7 +18,9 @@ Links::Links(size_t n_peers, Traffic& traffic, const int64_t& now)
       far_(n_peers, false),
       to_flush_(n_peers, false),
       last_sent_ns_(n_peers, 0),
-      n_owed_(n_peers, 0) {}
+      n_owed_(n_peers, 0) {
+  removed_.reserve(n_peers);  // remove() is called where nothing may throw
+}
 
 void Links::set(int peer, std::unique_ptr<Link> link) {
   const auto at = static_cast<size_t>(peer);
@@ -58,7 +60,8 @@ void Links::send_text(int peer, Header header, const std::string& text) {
   frame.header = header;
   frame.payload = reinterpret_cast<const std::byte*>(kept->data());
   frame.token = new_token();
-  if (!send(peer, frame)) texts_[frame.token] = {peer, std::move(kept)};
+  texts_[frame.token] = {peer, std::move(kept)};  // before the link borrows it
+  if (send(peer, frame)) texts_.erase(frame.token);
 }
 
 void Links::flush(FrameSink& sink) {

@@ -115,6 +115,7 @@ void Channel::drop_group(uint64_t id) {
   guarded([&] { engine_.drop_group(*group); });
   is_dropping_ = false;
   after_step(lock);
+  progress_thread().kick();  // what the group held may let others' background calls go on
 }
 
 void Channel::abort_group(uint64_t id, Fault fault, const std::string& how) {
@@ -127,6 +128,7 @@ void Channel::end_group(uint64_t id, const Error& why) {
   if (group == nullptr) return;
   guarded([&] { engine_.abort_group(*group, why, true); });
   after_step(lock);
+  progress_thread().kick();  // as drop_group()
 }
 
 Error Channel::abort_of(const Group& group) {
@@ -367,6 +369,8 @@ bool Channel::turn(int64_t now) {
   guarded([&] {
     served_.serve_unread();
     if (is_called || has_unread || engine_.has_unflushed()) engine_.progress(kTurnBytes);
+  });
+  guarded([&] {  // also if memory ran out above, else peers would take this rank for dead
     if (now >= next_tick_ns_) tick(now);
     served_.look(now, is_called);
   });
@@ -379,7 +383,7 @@ void Channel::tick(int64_t now) {
   next_tick_ns_ = now + kTickNs;
   arena_->header().heartbeat_ns.store(now);
   for (int peer = 0; peer < engine_.size(); ++peer)
-    if (Link* link = engine_.link(peer)) engine_.alive_at(peer, link->tick());
+    if (Link* link = engine_.link(peer)) engine_.alive_at(peer, std::min(link->tick(), now));
   // Use every frame that has arrived before a deadline blames its sender.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);

@@ -196,7 +196,6 @@ void ProgressThread::run() {
     try {
       more = round(more);
     } catch (const std::bad_alloc&) {  // for the list below; channels see to themselves
-      more = false;
     }
   }
 }

@@ -34,8 +34,8 @@ class ProgressThread {
 
   // Add a channel; the first one starts the thread. After an error nothing is left behind.
   Error add(const std::shared_ptr<Channel>& channel);
-  // Remove a channel; the thread does not touch it after the return. Must not be called on the
-  // progress thread.
+  // Remove a channel. The thread may finish its round with it, and finds it closed. Must not be
+  // called on the progress thread.
   void remove(const Channel* channel);
   // Poll one more descriptor of an added channel, until the last copy of the descriptor is closed.
   Error watch_also(const Channel* channel, Watched one);

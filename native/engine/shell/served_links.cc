@@ -1,6 +1,7 @@
 #include "engine/shell/served_links.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/clock.h"
 
@@ -22,12 +23,22 @@ void ServedLinks::serve(int peer, bool ended) {
   if (link->is_drained()) std::erase(unread_, peer);
 }
 
+// A link that lacks memory stays listed, and does not keep the others from being served.
 void ServedLinks::serve_unread() {
-  const std::vector<int> peers = unread_;
-  for (const int peer : peers) {
-    if (engine_.link(peer) == nullptr) std::erase(unread_, peer);
-    serve(peer, false);
+  bool lacks_memory = false;
+  for (size_t at = unread_.size(); at-- > 0;) {
+    const int peer = unread_[at];
+    if (engine_.link(peer) == nullptr) {
+      std::erase(unread_, peer);
+      continue;
+    }
+    try {
+      serve(peer, false);
+    } catch (const std::bad_alloc&) {
+      lacks_memory = true;
+    }
   }
+  if (lacks_memory) throw std::bad_alloc();
 }
 
 void ServedLinks::take_paths(const PathMaker::Watch& watch) {
