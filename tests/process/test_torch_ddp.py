@@ -216,6 +216,9 @@ def test_models_that_differ_are_refused_with_the_difference_and_the_ranks() -> N
             wrap(net, **options)
     with gloo_group() as gloo, pytest.raises(shoal.UsageError, match="does not use shoal"):
         wrap(linear, process_group=gloo)
+    mode = torch._dynamo.config.patch(optimize_ddp="python_reducer")
+    with mode, pytest.raises(shoal.Unsupported, match="a second time"):
+        wrap(nn.Linear(2, 2))
 
 
 def case_state_is_rank_0s_and_its_dict_is_torchs() -> None:

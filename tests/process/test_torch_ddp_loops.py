@@ -50,6 +50,49 @@ def case_a_pass_for_other_gradients_on_one_rank_is_no_step(wrap: Wrap) -> list[G
     return seen
 
 
+def case_a_pass_for_other_gradients_after_one_in_no_sync_is_no_step(wrap: Wrap) -> list[Gradients]:
+    wrapped, seen = wrap(Two(), find_unused_parameters=True), []
+    for number in range(2 * N_STEPS):
+        wrapped.zero_grad()
+        with wrapped.no_sync():
+            wrapped(randoms(number)).sum().backward()
+        given = randoms(number + 50).requires_grad_()
+        loss = wrapped(given).pow(2).sum()
+        if dist.get_rank() == 0:
+            torch.autograd.grad(loss, given, retain_graph=True)
+        loss.backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def case_a_pass_for_other_gradients_on_one_rank_reserves_no_call(wrap: Wrap) -> list[Gradients]:
+    wrapped, seen = wrap(Two()), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        given = randoms(number).requires_grad_()
+        loss = wrapped(given).pow(2).sum()
+        if dist.get_rank() == 0:
+            torch.autograd.grad(loss, given, retain_graph=True)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+        loss.backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def case_a_pass_for_other_gradients_leaves_the_weight_of_the_next_step_open() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    wrapped = wrap_ours(net, weighted=True)
+    for weight in (4, 1 + 2 * dist.get_rank()):
+        wrapped.weigh(weight)
+        given = torch.full((1, 1), 4.0 + 4 * dist.get_rank(), requires_grad=True)
+        output = wrapped(given)
+        torch.autograd.grad(output, given, retain_graph=True)
+    output.backward()
+    assert net.weight.grad.item() == 7.0  # (1 x 4 + 3 x 8) / 4
+
+
 def case_a_forward_pass_without_a_backward_pass_does_not_block_later_calls(
     wrap: Wrap,
 ) -> list[Gradients]:

@@ -63,7 +63,7 @@ def case_a_dropped_wrapper_is_freed_without_the_cycle_collector() -> None:
 
 def case_the_model_of_a_copied_wrapper_can_be_wrapped_again() -> None:
     for made in (copy.deepcopy, lambda wrapped: pickle.loads(pickle.dumps(wrapped))):
-        copied = made(wrap(small()))
+        copied = made(wrap(small(), check_same=2))
         net = copied.module
         step(copied, net)
         again = wrap(net)

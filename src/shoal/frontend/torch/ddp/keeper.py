@@ -401,9 +401,11 @@ class GradientKeeper:
             self._hooks.come_last()
         if not self.averaging.is_armed:  # a second pass over one forward pass, or it was stopped
             self._begin(again=True)
-        # NOT in the forward pass: a rank may run one more that has no backward pass.
-        self.averaging.reserve()
         self._pass.queue_end(self._end_pass, shown=True)
+        # NOT in the forward pass, or in autograd.grad: one rank may run more of them than others. A
+        # partial pass that does end a step reserves when it sends.
+        if not self._pass.is_partial:
+            self.averaging.reserve()
 
     def _is_armed(self) -> bool:
         return self.averaging.is_armed
@@ -428,15 +430,16 @@ class GradientKeeper:
             static.learn()
             self._agree_on_graph(static)
             self._attach()
+        if self._pass.is_partial and len(self._missing()) == len(self.names):
+            return False  # autograd.grad, even if passes in no_sync() have left gradients
         if self._finds_unused:
             parameters = self._parameters()
             came = [i for i in self._missing() if i in self._came]
             self._count([i for i in came if parameters[i].grad is not None])
         missing = self._missing()
         self._check_attached(missing)
-        is_other = self._pass.creates_graph or self._pass.is_partial
-        if is_other and len(missing) == len(self.names):
-            return False  # a pass for other gradients, such as autograd.grad
+        if self._pass.creates_graph and len(missing) == len(self.names):
+            return False  # a pass for other gradients
         if missing and not (self._finds_unused if static is None else static.absent == missing):
             if len(missing) < len(self.names):
                 self.averaging.wait_for_rest(self._described(missing).for_others())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -94,7 +95,7 @@ def is_nested() -> bool:
 def _is_partial() -> bool:
     innermost = next(_passes(), None)
     if innermost is None:
-        return False  # unknown: this is the thread of a device
+        return False
     if innermost.f_code is _GRAD:
         return True
     inputs = innermost.f_locals["inputs"]
@@ -102,9 +103,16 @@ def _is_partial() -> bool:
 
 
 def _passes() -> Iterator[FrameType]:
-    """Yield the frames of this thread's backward passes, innermost first."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
-            yield frame
-        frame = frame.f_back
+    """Yield the frames of this thread's backward passes, innermost first.
+
+    If this is autograd's thread for a device, the passes of all other threads follow.
+    """
+    own = threading.get_ident()
+    frames = [sys._getframe().f_back]  # NOT this frame, which would hold itself
+    if own not in (one.ident for one in threading.enumerate()):
+        frames += [frame for ident, frame in sys._current_frames().items() if ident != own]
+    for frame in frames:
+        while frame is not None:
+            if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
+                yield frame
+            frame = frame.f_back

@@ -116,7 +116,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def __getstate__(self) -> Any:
         if "_is_copy" not in self.__dict__:
-            return super().__getstate__()
+            return {**super().__getstate__(), "_same": None}  # it holds the group
         return {name: one for name, one in self.__dict__.items() if name != "process_group"}
 
     def __setstate__(self, state: Any) -> None:
@@ -236,6 +236,18 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         _names: object,
         static_graph: bool,
     ) -> None:
+        if self.is_multi_device_module:
+            raise Unsupported(
+                "DistributedDataParallel: the model has parameters on several GPUs, whose backward "
+                "passes run in several threads: train it in one process for each GPU, or with "
+                "torch's own wrapper over shoal"
+            )
+        if getattr(self, "_use_python_reducer", False):
+            raise Unsupported(
+                'DistributedDataParallel: torch._dynamo.config.optimize_ddp = "python_reducer" '
+                "would average every gradient a second time: leave it out, or use torch's own "
+                "wrapper over shoal"
+            )
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         pairs = list(zip(parameters, are_sparse, strict=True))
         dense = [parameter for parameter, is_sparse in pairs if not is_sparse]
