@@ -111,7 +111,8 @@ def _passes() -> Iterator[FrameType]:
     frames = [sys._getframe().f_back]  # NOT this frame, which would hold itself
     if own not in (one.ident for one in threading.enumerate()):
         frames += [frame for ident, frame in sys._current_frames().items() if ident != own]
-    for frame in frames:
+    for innermost in frames:
+        frame = innermost
         while frame is not None:
             if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
                 yield frame
