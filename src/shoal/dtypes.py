@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.errors import UsageError
 
-__all__ = ["DType", "Op", "item_size", "parse_dtype", "parse_op"]
+__all__ = ["DType", "Op", "parse_dtype", "parse_op"]
 
 
 class _Named(enum.IntEnum):
@@ -65,11 +65,6 @@ class Op(_Named):
 
 _DTYPES: Final = {str(dtype): dtype for dtype in DType}
 _OPS: Final = {str(op): op for op in Op}
-
-
-def item_size(dtype: DType) -> int:
-    """The bytes of one element."""
-    return dtype.n_bytes
 
 
 def parse_dtype(value: object) -> DType:

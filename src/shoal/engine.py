@@ -41,7 +41,7 @@ from shoal._native import (
 from shoal._native import Group as NativeGroup
 from shoal._native import can_encode as _can_encode
 from shoal._native import round_to as _round_to
-from shoal.dtypes import DType, Op, item_size
+from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import Shape, agreement, describe, layouts_of, scratch_first_of
@@ -134,7 +134,7 @@ def _plan_of(
         segment_bytes=shape.segment_bytes,
         rounds_own=shape.rounds_own,
     )
-    plan.tensor_bytes = shape.n_elems * item_size(shape.dtype)
+    plan.tensor_bytes = shape.n_elems * shape.dtype.n_bytes
     return plan
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal import schedule
 from shoal.codec import Codec
-from shoal.dtypes import DType, Op, item_size
 from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import COLLECTIVES, MESSAGE, Blocks, Root
 from shoal.schedule.stripes import LINE_BYTES, stride_of
 
 if TYPE_CHECKING:
+    from shoal.dtypes import DType, Op
     from shoal.schedule import Algorithm
 
 # Results can leave only after a chunk of each rank has arrived, so the first and last segments do
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
     def found(self) -> Algorithm:
         """The algorithm, fitted to buffers of this length."""
         algorithm = schedule.find(self.collective, self.algorithm)
-        return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
+        return algorithm.fitted(self.n_elems * self.dtype.n_bytes, self.size)
 
     @property
     def segment_bytes(self) -> int:
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
         if not algorithm.scatters or len(set(self.hosts)) < self.size:
             return SEGMENT_BYTES
         n_chunks = algorithm.n_chunks(self.size, self.hosts)
-        chunk = self.n_elems * item_size(self.dtype) // n_chunks
+        chunk = self.n_elems * self.dtype.n_bytes // n_chunks
         of_turn = _TURN_BYTES / self.codec.share / n_chunks
         least = _LEAST_SEGMENT_BYTES / self.codec.share
         wanted = int(max(least, min(chunk / _SEGMENTS_OF_CHUNK, of_turn)))
@@ -130,7 +130,7 @@ def describe(shape: Shape) -> str:
 
 def layouts_of(shape: Shape) -> list[Layout]:
     """Return the layouts of DATA, INPUT, OUTPUT and SCRATCH."""
-    item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
+    item, size, algorithm = shape.dtype.n_bytes, shape.size, shape.found
     row = COLLECTIVES.get(shape.collective)
     if row is None or row.in_place:
         data = cut(algorithm, shape.n_elems, item, size, shape.hosts, shape.codec.block)
@@ -152,7 +152,7 @@ def scratch_first_of(shape: Shape) -> list[int]:
     row = COLLECTIVES.get(shape.collective)
     if shape.codec.block == 1 or row is None or not row.in_place:
         return []  # not needed
-    item, algorithm = item_size(shape.dtype), shape.found
+    item, algorithm = shape.dtype.n_bytes, shape.found
     begins, _ = cut(algorithm, shape.n_elems, item, shape.size, shape.hosts, shape.codec.block)
     like = algorithm.scratch(shape.rank, shape.size, shape.hosts, shape.root)
     return [begins[chunk] // item for chunk in like]

@@ -10,7 +10,7 @@ import pytest
 from contract.fold_orders import FLOOR_BYTES, nested, order_of, stripes
 
 from shoal.analysis.prove.prover import prove
-from shoal.dtypes import DType, Op, item_size
+from shoal.dtypes import DType, Op
 from shoal.schedule import Algorithm, Buffer, Place, find
 from shoal.schedule.counts import count
 from shoal.schedule.weights import Weights
@@ -104,7 +104,7 @@ def test_both_parts_cover_the_buffer_in_complete_cache_lines(n: int) -> None:
                     assert sorted(itertools.chain.from_iterable(parts)) == whole
                     ends = [0, *(end for _, end in whole)]
                     assert [begin for begin, _ in whole] == ends[:-1]
-                    assert ends[-1] == n_elems * item_size(dtype)
+                    assert ends[-1] == n_elems * dtype.n_bytes
                     assert all(begin % 64 == 0 for begin, _ in whole)
 
 

@@ -138,7 +138,7 @@ def test_a_representative_rank_makes_the_steps_of_the_others(collective: str, na
             traffic = [Traffic.of(algorithm.steps(rank, size)) for rank in range(size)]
             scratch = [len(algorithm.scratch(rank, size)) for rank in range(size)]
             for rank in range(size):
-                one = algorithm.stand_in(rank, size)
+                one = algorithm.alike_rule(rank, size)
                 own = renamed(traffic[rank], lambda peer: peer)
                 assert own == renamed(traffic[one.rank], one.rename), (size, n_stripes, rank)
                 assert scratch[rank] == scratch[one.rank], (size, n_stripes, rank)
@@ -149,7 +149,7 @@ def test_a_few_ranks_represent_all_where_each_has_many_steps() -> None:
         algorithm = ALGORITHMS[collective][name].fitted(1 << 30, 2048)
         if algorithm.levels:
             continue
-        some = {algorithm.stand_in(rank, 2048).rank for rank in range(2048)}
+        some = {algorithm.alike_rule(rank, 2048).rank for rank in range(2048)}
         assert sum(1 for rank in some for _ in algorithm.steps(rank, 2048)) < 150_000, name
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal import _native as native
-from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
+from shoal.dtypes import DType, Op, parse_dtype, parse_op
 from shoal.errors import UsageError
 from shoal.schedule import Buffer
 
@@ -17,7 +17,7 @@ def test_numbers_of_dtypes_equal_those_of_the_wire_and_of_the_native_core() -> N
     assert [str(dtype) for dtype in sorted(DType)][:15] == names
     ops = ["sum", "avg", "product", "min", "max", "band", "bor", "bxor"]
     assert [str(op) for op in sorted(Op)][:8] == ops
-    assert [(str(dtype), item_size(dtype)) for dtype in DType] == native.dtypes()
+    assert [(str(dtype), dtype.n_bytes) for dtype in DType] == native.dtypes()
     assert [str(op) for op in Op] == native.fold_ops()
     assert list(map(int, DType)) == list(range(len(DType)))
     assert list(map(int, Op)) == list(range(len(Op)))
@@ -30,14 +30,14 @@ def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) 
     dtype = parse_dtype(np.dtype(name))
     assert str(dtype) == f"{dtype}" == name
     assert parse_dtype(np.dtype(name).type) is parse_dtype(name) is parse_dtype(dtype) is dtype
-    assert item_size(dtype) == np.dtype(name).itemsize
+    assert dtype.n_bytes == np.dtype(name).itemsize
 
 
 def test_torch_dtypes_and_operations_are_recognised_by_name() -> None:
     for dtype in DType:
         theirs = getattr(torch, str(dtype))
         assert parse_dtype(theirs) is dtype
-        assert item_size(dtype) == theirs.itemsize
+        assert dtype.n_bytes == theirs.itemsize
     for op in Op:
         assert parse_op(str(op)) is parse_op(op) is op
 

@@ -273,7 +273,7 @@ def test_calls_while_another_looks_for_servers_are_like_it(monkeypatch: pytest.M
     def look(*_: object) -> None:
         other.start()
         assert lock.is_awaited.wait(10.0)
-        group._pool = servers
+        group.pool = servers
 
     group._use_servers = look
     group.all_reduce(data)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from shoal.dtypes import DType, item_size, parse_dtype
+from shoal.dtypes import DType, parse_dtype
 from shoal.errors import UsageError
 
 ALIGN_BYTES: Final = 64
@@ -51,7 +51,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         n_elems = math.prod(self.shape)
         object.__setattr__(self, "n_elems", n_elems)
-        object.__setattr__(self, "n_bytes", n_elems * item_size(self.dtype))
+        object.__setattr__(self, "n_bytes", n_elems * self.dtype.n_bytes)
 
     @classmethod
     def of(cls, name: str, given: Any) -> ArraySpec:
@@ -101,7 +101,7 @@ class FusionBuffer(NamedTuple):
     @property
     def n_elems(self) -> int:
         """The number of elements, including padding between arrays."""
-        return self.extent.n_bytes // item_size(self.dtype)
+        return self.extent.n_bytes // self.dtype.n_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Layout:
     def part(self, buffer: int, index: int) -> slice:
         """Return the elements of a buffer that belong to an array."""
         dtype, whole, _ = self.buffers[buffer]
-        part, size = whole.common(self.places[index]), item_size(dtype)
+        part, size = whole.common(self.places[index]), dtype.n_bytes
         return slice((part.offset - whole.offset) // size, (part.end - whole.offset) // size)
 
 

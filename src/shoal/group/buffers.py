@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from shoal import engine
-from shoal.dtypes import DType, item_size, parse_dtype
+from shoal.dtypes import DType, parse_dtype
 from shoal.errors import UsageError
 
 Range = tuple[int, int]
@@ -26,7 +26,7 @@ class BufferView(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        return self.n_elems * item_size(self.dtype)
+        return self.n_elems * self.dtype.n_bytes
 
     @property
     def extent(self) -> Range:
@@ -162,7 +162,7 @@ class BlockBuffers(NamedTuple):
         if len(self.spans) == len(self.lengths):
             return self.spans[rank]
         whole, n_elems = self.spans[0], self.lengths[rank]
-        offset = rank * n_elems * item_size(whole.dtype)
+        offset = rank * n_elems * whole.dtype.n_bytes
         return BufferView(whole.address + offset, n_elems, whole.dtype, whole.owner)
 
     def ranges(self) -> list[Range]:

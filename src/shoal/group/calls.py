@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from shoal import engine
 from shoal.codec import Codec, parse_wire
-from shoal.dtypes import DType, Op, item_size
+from shoal.dtypes import DType, Op
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, PeerLost, ShoalError, UsageError
 from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
@@ -227,7 +227,7 @@ class Calls:
         wire: str | Codec | None = None,
     ) -> Shape:
         self.check_fold(collective, dtype, op)
-        n_bytes = n_elems * item_size(dtype)
+        n_bytes = n_elems * dtype.n_bytes
         codec = self._codec(collective, dtype, op, n_bytes, wire)
         choice = self.planner.choose(collective, n_bytes, uneven, codec)
         return Shape(

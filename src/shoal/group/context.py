@@ -69,7 +69,7 @@ class Context:
     """
 
     def __init__(self, mesh: engine.Mesh, membership: Membership) -> None:
-        self._mesh: engine.Mesh | None = mesh
+        self.mesh: engine.Mesh | None = mesh  # the links; None once they are closed
         self.epoch, self.rank = membership.epoch, membership.rank
         self.names, self.digests = membership.names, membership.digests
         self.held: dict[int, list[object]] = {}  # by id: the owners of buffers of calls to post
@@ -85,11 +85,6 @@ class Context:
         _CONTEXTS.add(self)
         SOURCES.add(self)
 
-    @property
-    def mesh(self) -> engine.Mesh | None:
-        """The links; None once they are closed."""
-        return self._mesh
-
     def register(
         self, group: Calls, name: str, members: Sequence[int], native_id: int | None = None
     ) -> engine.NativeGroup:
@@ -97,13 +92,13 @@ class Context:
 
         Without an agreed `native_id`, each member must make the same number of groups of this name.
         """
-        if self._mesh is None:
+        if self.mesh is None:
             raise Closed(f"group {name!r} cannot be made: its context was closed")
         if native_id is None:
             who = (name, *members)
             native_id = hash_of(*who, self._made.count(hash_of(*who)))
         self.groups.add(group)
-        return self._mesh.group(native_id, members)
+        return self.mesh.group(native_id, members)
 
     def count(self) -> Tally:
         """Return the counts of this epoch's calls; the first use starts counting."""
@@ -115,8 +110,8 @@ class Context:
 
     def pace(self, bytes_per_us: float) -> None:
         """Set the rate of this rank's link to other hosts; 0: unknown."""
-        if self._mesh is not None and bytes_per_us:
-            self._mesh.bound_out(max(_LEAST_OUT_BYTES, int(bytes_per_us * _OUT_US)))
+        if self.mesh is not None and bytes_per_us:
+            self.mesh.bound_out(max(_LEAST_OUT_BYTES, int(bytes_per_us * _OUT_US)))
 
     def let_go(self, native: engine.NativeGroup) -> None:
         """Drop a group that is not referenced any more, once its calls have ended.
@@ -172,11 +167,11 @@ class Context:
         # rank has completed.
         deadline = time.monotonic() + _OWN_CALLS_S
         with contextlib.suppress(IndexError):  # another thread may take the last one
-            while self._mesh is not None:
+            while self.mesh is not None:
                 self._own.popleft().wait(max(deadline - time.monotonic(), 0.0))
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
-        mesh, self._mesh = self._mesh, None
+        mesh, self.mesh = self.mesh, None
         if mesh is not None:
             mesh.close()
             self._live.clear()  # all have ended; their calls would keep the mesh's descriptors
@@ -199,17 +194,17 @@ class Context:
             can be started: close the links instead.
         """
         # The thread of a pool of servers calls native code until the links are closed.
-        if self._mesh is None or any(getattr(group, "pool", None) for group in self.groups):
+        if self.mesh is None or any(getattr(group, "pool", None) for group in self.groups):
             return False
         for group in list(self.groups):  # a daemon thread must not start a call any more
             group.abandon("its program has raised an exception")
-        state = self._mesh.state(_STATE_S)
+        state = self.mesh.state(_STATE_S)
         if state is None or engine.n_waiting():
             return False
         if any(channel["n_in_flight"] for channel in (state, *state.get("more", ()))):
             return False
         try:
-            self._mesh.close_after(_EXIT_S)
+            self.mesh.close_after(_EXIT_S)
         except RuntimeError:
             return False
         self._end.detach()

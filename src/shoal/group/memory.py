@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shoal.dtypes import DType, item_size, parse_dtype
+from shoal.dtypes import DType, parse_dtype
 from shoal.errors import ShoalError, UsageError
 
 
@@ -36,7 +36,7 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     if any(size < 0 for size in sizes):
         raise UsageError(f"shape {sizes} has a negative dimension")
     kind = parse_dtype(dtype)
-    n_bytes = math.prod(sizes) * item_size(kind)
+    n_bytes = math.prod(sizes) * kind.n_bytes
     memory = allocate(n_bytes, f"shoal.empty({sizes}, {kind})")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
@@ -75,6 +75,6 @@ def _numpy_array(memory: ctypes.Array[ctypes.c_byte], sizes: tuple[int, ...], ki
         raise UsageError("NumPy has no bfloat16; use torch.bfloat16, or uint16 for the bits")
     name = "bool_" if kind is DType.BOOL else str(kind)
     flat = np.frombuffer(memoryview(memory).cast("B"), dtype=np.uint8)[
-        : math.prod(sizes) * item_size(kind)
+        : math.prod(sizes) * kind.n_bytes
     ]
     return flat.view(getattr(np, name)).reshape(sizes)

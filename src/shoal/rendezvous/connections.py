@@ -116,10 +116,6 @@ class Connections:
         lack = f"; this process turned away {n} callers for lack of file descriptors (`ulimit -n`)"
         return text + (lack if n else "")
 
-    def close(self) -> None:
-        """Close all sockets that were not handed over; idempotent."""
-        self.endpoint.close()
-
     def _listen_for_hosts(self, tree: Tree) -> None:
         meeting, environ = self.meeting, self._options.environ
         master = environ.get("MASTER_ADDR") or meeting.store_host

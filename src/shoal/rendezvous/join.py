@@ -175,7 +175,7 @@ class _Join:
     def close(self) -> None:
         """Close all sockets that `run` has not handed over."""
         if self._connections is not None:
-            self._connections.close()
+            self._connections.endpoint.close()
 
     def run(self, timeout_s: float) -> Membership:
         """Run attempts until the group has formed."""

@@ -111,10 +111,6 @@ class Algorithm(NamedTuple):
         """Return sender and receiver of each message of a longest chain, with root 0."""
         return self.chain_rule(_hosts(size, hosts) if self.by_host else size)
 
-    def stand_in(self, rank: int, size: int) -> StandIn:
-        """Return the rank whose steps match the steps of `rank`, with root 0."""
-        return self.alike_rule(rank, size)
-
     def fitted(self, n_bytes: int, size: int) -> Algorithm:
         """Return the algorithm's form for buffers of that length; short ones have fewer chunks."""
         return self.fit_rule(n_bytes, size) if self.fit_rule else self

@@ -90,7 +90,7 @@ def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[i
     teams, size = teams_of(local, hosts), len(hosts)
     known: dict[tuple[int, int, int], _Counted] = {}
     for host, team in enumerate(teams):
-        n_ranks, far = len(team.ranks), across.stand_in(host, len(teams)).rank
+        n_ranks, far = len(team.ranks), across.alike_rule(host, len(teams)).rank
         # If all chunks have equally many rails, ranks with the same steps own equally many.
         is_even = team.n_rails % len(team.owned) == 0
         near = _places_alike(local, n_ranks) if is_even else range(n_ranks)
@@ -108,7 +108,7 @@ def _of_levels(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[i
 @functools.lru_cache(maxsize=64)
 def _places_alike(local: Algorithm, n_ranks: int) -> tuple[int, ...]:
     """Return the rank that stands in for each rank of a host."""
-    return tuple(local.stand_in(place, n_ranks).rank for place in range(n_ranks))
+    return tuple(local.alike_rule(place, n_ranks).rank for place in range(n_ranks))
 
 
 def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, _Counted]]:
@@ -116,7 +116,7 @@ def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, _
     size, n_ranks = len(hosts), Counter(hosts)
     alike: dict[int, _Alike] = {}
     for rank in range(size):
-        one = algorithm.stand_in(rank, size)
+        one = algorithm.alike_rule(rank, size)
         if one.rank not in alike:
             traffic = Traffic.of(algorithm.steps(one.rank, size, 0, hosts))
             n_scratch = len(algorithm.scratch(one.rank, size, hosts))

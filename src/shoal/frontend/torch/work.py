@@ -284,7 +284,7 @@ class PendingWork(FinishedWork):
         has_finished = True
         try:
             for work in self.works:
-                work.wait(_left_s(deadline))
+                work.wait(left_s(deadline))
             self.copy_back()
         finally:
             completion = self._completion  # a future requested from now on finds the call done
@@ -378,14 +378,14 @@ class _Completion:
                 this_thread.n_held_before = before
                 self._has_ended.set()
         elif not this_thread.n_completions:
-            return self._has_ended.wait(_left_s(deadline))
+            return self._has_ended.wait(left_s(deadline))
         elif not self.future.done():
             with contextlib.suppress(RuntimeError):  # the call's error
                 _wait(self.future)
         return True
 
 
-def _left_s(deadline: float | None) -> float | None:
+def left_s(deadline: float | None) -> float | None:
     """Return the seconds until a deadline by `time.monotonic`, at least 0; None without one."""
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 

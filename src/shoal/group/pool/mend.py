@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.dtypes import DType, item_size
+from shoal.dtypes import DType
 from shoal.engine import round_to
 from shoal.group.buffers import BufferView
 from shoal.group.work import FOR_EVER_S
@@ -136,7 +136,7 @@ def _own(call: ServedCall, n_segments: list[int]) -> bytes:
 
 def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
     """Return the worker at which the fold order of this offset's stripe begins."""
-    item = item_size(shape.dtype)
+    item = shape.dtype.n_bytes
     n_bytes = shape.n_elems * item
     n_stripes = n_stripes_of(n_bytes, n_workers)
     stride = stride_of(n_bytes, n_stripes, unit_of(shape.codec.block, item))
@@ -146,7 +146,7 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
 def _round(call: ServedCall, pieces: list[_Piece], seed: int = 0) -> None:
     """Round pieces to the call's codec as workers do before a send; with a seed, as servers do."""
     dtype, codec = call.shape.dtype, call.shape.codec
-    item = item_size(dtype)
+    item = dtype.n_bytes
     if not codec.is_narrow:
         return
     for piece in pieces:
@@ -159,7 +159,7 @@ def _reduce(control: Control, call: ServedCall, pieces: list[_Piece], works: lis
     by_giver: defaultdict[int, deque[_Piece]] = defaultdict(deque)
     for piece in pieces:
         by_giver[piece.giver].append(piece)
-    item = item_size(call.shape.dtype)
+    item = call.shape.dtype.n_bytes
     while any(by_giver.values()):
         blocks = []
         for rank in range(control.size):

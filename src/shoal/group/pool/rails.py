@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.dtypes import DType, Op, item_size
+from shoal.dtypes import DType, Op
 from shoal.engine import plan_among, plan_for
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
@@ -109,11 +109,11 @@ class Rail(NamedTuple):
     def own(self, dtype: DType, n_elems: int) -> RailPart:
         """Return this worker's part of a piece, relative to the piece."""
         offsets, lengths = layouts_of(self._local_shape(dtype, Op.SUM, n_elems))[0]
-        return RailPart(offsets[self.place], lengths[self.place] // item_size(dtype))
+        return RailPart(offsets[self.place], lengths[self.place] // dtype.n_bytes)
 
     def pieces(self, dtype: DType, n_elems: int) -> list[RailPart]:
         """Return the pieces of a call; empty if it is too short to be cut."""
-        item = item_size(dtype)
+        item = dtype.n_bytes
         n_bytes, least = n_elems * item, self.n_rails * STRIPE_FLOOR_BYTES
         if n_bytes < least:
             return []
@@ -163,7 +163,7 @@ class Kind(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        return self.n_elems * item_size(self.dtype)
+        return self.n_elems * self.dtype.n_bytes
 
     def shape(self, algorithm: str, rank: int, size: int, n_lanes: int) -> Shape:
         """Return the call's shape by this algorithm, among ranks on different hosts."""

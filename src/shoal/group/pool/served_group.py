@@ -53,13 +53,8 @@ class ServedGroup(Group):
     Without servers the calls are sharded among the workers, with the same bits.
     """
 
-    _pool: Pool | None = None
+    pool: Pool | None = None  # of its servers; None if it uses none
     _is_part = _looks_at_first_use = False
-
-    @property
-    def pool(self) -> Pool | None:
-        """The pool of its servers; None if it uses no servers."""
-        return self._pool
 
     @staticmethod
     def check(environ: Mapping[str, str]) -> None:
@@ -101,7 +96,7 @@ class ServedGroup(Group):
         native = self._check_open()
         # NOT the group itself: it would live as long as the pool's thread.
         numbers = self._numbers if rail.n_rails == 1 else RailNumbers(self._numbers)
-        self._pool = pool = Pool(Control.of(self, rail), key, native, numbers, rail)
+        self.pool = pool = Pool(Control.of(self, rail), key, native, numbers, rail)
         weakref.finalize(self, pool.close).atexit = False
         pool.start(servers_from(os.environ), endpoint_from(os.environ))
         if n_required:
@@ -128,7 +123,7 @@ class ServedGroup(Group):
                     # NOT before: calls of other threads would be made without servers, and not
                     # match the calls of other ranks.
                     self._looks_at_first_use = False
-            return self._pool
+            return self.pool
 
     def _why_not(self, rail: Rail | None) -> str:
         """Return why the group cannot use servers, the same on every rank; empty: it can."""
@@ -157,12 +152,12 @@ class ServedGroup(Group):
     ) -> Work | None:
         """As `Group.all_reduce`."""
         # In this order: `_look_at_first_use` sets the pool first, then the flag.
-        may_share = self._looks_at_first_use or self._pool is not None
+        may_share = self._looks_at_first_use or self.pool is not None
         if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
             return super().all_reduce(data, op, wire=wire, **how)
         span, found = span_of(data), parse_op(op)
         is_large = span.n_bytes >= FLOOR_BYTES and engine.can_fold(span.dtype, found)
-        pool = (self._pool or self._look_at_first_use()) if is_large else None
+        pool = (self.pool or self._look_at_first_use()) if is_large else None
         kind = self._kind(pool, span, found, wire, how) if pool is not None else None
         if kind is None or pool is None:
             return super().all_reduce(span, op, wire=wire, **how)
@@ -222,7 +217,7 @@ class ServedGroup(Group):
         super().close()
 
     def _leave_servers(self) -> None:
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             # At the interpreter's end no thread can be joined.
             with contextlib.suppress(RuntimeError):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from shoal.dtypes import item_size
 from shoal.frontend.torch.layouts import each_block, views_in
 from shoal.group.buffers import BufferView
 
@@ -43,7 +42,7 @@ def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
     if alike is None or uneven_lengths(call):
         return [call]
     block: BufferView = call[alike]
-    n_elems, item = block.n_elems, item_size(block.dtype)
+    n_elems, item = block.n_elems, block.dtype.n_bytes
     n_pieces = -(-n_elems * item * (size if len(call) > 1 else 1) // PIECE_BYTES)
     if n_pieces <= 1:
         return [call]
@@ -76,7 +75,7 @@ def _part(blocks: Any, n_elems: int, begin: int, end: int) -> Any:
 
 def range_of(view: BufferView, begin: int, end: int) -> BufferView:
     """Return a range of the elements of a view."""
-    address = view.address + begin * item_size(view.dtype)
+    address = view.address + begin * view.dtype.n_bytes
     return BufferView(address, end - begin, view.dtype, view.owner)
 
 

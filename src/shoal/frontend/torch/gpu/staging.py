@@ -19,6 +19,7 @@ import torch
 
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
 from shoal.frontend.torch.gpu.pieces import Piece, owners
+from shoal.frontend.torch.work import left_s
 from shoal.group.work import follow
 from shoal.threads import Threads
 
@@ -220,16 +221,16 @@ class StagedCall(DeviceCall):
         """Drive the calls until all copies back are queued; see `DeviceCall.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for piece in self._pieces:
-            self._wait_until(functools.partial(self._is_posted, piece), _left(deadline))
+            self._wait_until(functools.partial(self._is_posted, piece), left_s(deadline))
             if piece.work is None:
                 break
             try:
-                piece.work.wait(_left(deadline))
+                piece.work.wait(left_s(deadline))
             except ShoalError:
                 if not piece.work.done():
                     raise  # this wait was too short
             self._land(piece)
-        super().wait(_left(deadline))
+        super().wait(left_s(deadline))
 
     @property
     def source(self) -> int | None:
@@ -243,10 +244,6 @@ class StagedCall(DeviceCall):
 
 # In inference mode, which is per thread, tensors of both modes can be written.
 any_tensor: Final = torch.inference_mode
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 class Staging:
