@@ -526,14 +526,28 @@ TEST("whichever allocation fails as frames are acknowledged, each payload is rel
 
 TEST("a call asked back without memory leaves a request to acknowledge what was sent") {
   const Bytes payload(2000);
-  const auto outbox = with_frames_on_their_way(payload);
+  Outbox outbox{Outbox::Sizes{}};
   Frame frame;
   frame.header.type = FrameType::kData;
-  outbox->hollow_all(call_of(frame.header));
-  outbox->lost(0);
-  uint16_t flags = 0;
-  while (const Outgoing* out = outbox->pull(1, true)) flags = out->frame.header.flags;
-  CHECK(flags & kAckSoon);
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.is_lent_by_call = true;
+  for (frame.token = 1; frame.token <= 2; ++frame.token) outbox.send(frame);
+  Outgoing* out = outbox.pull(0, true);
+  outbox.written(*out);
+  CHECK(!(out->frame.header.flags & kAckSoon));  // the second frame would carry the request
+  most_bytes = 0;
+  try {
+    outbox.release(call_of(frame.header));
+    CHECK(false);
+  } catch (const std::bad_alloc&) {
+    outbox.hollow_all(call_of(frame.header));
+  }
+  most_bytes = SIZE_MAX;
+  outbox.lost(0);
+  out = outbox.pull(1, true);
+  CHECK(out->frame.header.flags & kAckSoon);
+  CHECK(outbox.pull(1, true) == nullptr);
 }
 
 TEST("a path lost while memory is short has all of its frames sent again") {

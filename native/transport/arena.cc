@@ -82,7 +82,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
   out.local_ = local;
   static_cast<ArenaView&>(out) = ArenaView(nullptr, n_local);
   out.regions_.resize(static_cast<size_t>(n_local));
-  out.misses_.resize(static_cast<size_t>(n_local));
+  out.n_missed_.resize(static_cast<size_t>(n_local));
   const size_t n_bytes = static_cast<size_t>(n_local) * out.n_bytes();
   struct stat stat{};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
@@ -152,7 +152,7 @@ void Arena::take(const Note& note, int fd) {
   struct stat stat{};
   Mapping mapping;
   if (from < regions_.size() && note.header.type == FrameType::kRelease)
-    regions_[from].erase(place.region);
+    n_missed_[from] -= regions_[from].erase(place.region) == 0 && n_missed_[from] > 0;
   // -1: this process had no descriptor left. A region that cannot be mapped is kept empty, and the
   // call that needs it fails.
   const bool fits =
@@ -168,7 +168,7 @@ void Arena::take(const Note& note, int fd) {
   }
   if (fd >= 0) ::close(fd);
   if (from < regions_.size() && note.header.type == FrameType::kRegion && !is_kept)
-    misses_[from] = true;
+    ++n_missed_[from];
 }
 
 const Mapping* Arena::region(int local, uint32_t id) const {

@@ -167,8 +167,11 @@ class Arena : public ArenaView, public std::enable_shared_from_this<Arena> {
   // empty if it could not be mapped.
   const Mapping* region(int local, uint32_t id) const;
   // True if some region of that mate was not kept, for want of memory or because it had too many.
-  bool misses_regions(int local) const { return misses_[static_cast<size_t>(local)]; }
-  void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
+  bool misses_regions(int local) const { return n_missed_[static_cast<size_t>(local)] > 0; }
+  void forget_regions(int local) {
+    regions_[static_cast<size_t>(local)].clear();
+    n_missed_[static_cast<size_t>(local)] = 0;
+  }
 
  private:
   Error reserve();
@@ -181,7 +184,7 @@ class Arena : public ArenaView, public std::enable_shared_from_this<Arena> {
   int memory_fd_ = -1;
   DoorbellSocket doorbell_socket_;
   std::vector<std::map<uint32_t, Mapping>> regions_;  // by local
-  std::vector<bool> misses_;                          // by local
+  std::vector<uint32_t> n_missed_;                    // by local
   DeathMark mark_;  // set after the socket has its name, which mates use once they see the mark
 };
 

@@ -79,7 +79,7 @@ class Link {
   virtual ~Link() = default;
 
   // Queue a frame, without blocking. True if the payload is free again already; then sent() is not
-  // called.
+  // called. If memory runs out the link has not taken the frame.
   virtual bool send(const Frame& frame) = 0;
 
   // Pass queued frames to the medium, and wake the peer if it sleeps. True if anything moved.

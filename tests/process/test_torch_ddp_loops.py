@@ -81,6 +81,20 @@ def case_a_pass_for_other_gradients_on_one_rank_reserves_no_call(wrap: Wrap) -> 
     return seen
 
 
+def case_a_pass_for_all_parameters_by_name_is_a_step(wrap: Wrap) -> list[Gradients]:
+    """The ranks use different parameters, as the first pass of a static graph finds out."""
+    wrapped, seen = wrap(Two(), static_graph=True), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        loss = wrapped(randoms(number), both=dist.get_rank() == 0).pow(2).sum()
+        if dist.get_rank() == 0:
+            loss.backward(inputs=iter(list(wrapped.parameters())))
+        else:
+            loss.backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
 def case_a_pass_for_other_gradients_leaves_the_weight_of_the_next_step_open() -> None:
     net = nn.Linear(1, 1, bias=False)
     wrapped = wrap_ours(net, weighted=True)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "engine/segments/group.h"
@@ -59,10 +60,16 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   // Before the link borrows it: nothing that runs out of memory below may free it.
   if (is_encoded) encoded_.keep(frame.token, peer, std::move(encoded));
   const uint32_t segment = state.started++;
-  const bool is_free = links_.send(peer, frame);
+  bool is_free = true;
+  try {
+    is_free = links_.send(peer, frame);
+  } catch (const std::bad_alloc&) {  // the link has not taken the frame
+    if (is_encoded) encoded_.give_back(frame.token);
+    throw;
+  }
+  if (is_encoded && is_free) encoded_.give_back(frame.token);
   turns_.left(call, at, is_free ? 0 : frame.token, n_bytes);
   if (is_encoded) {
-    if (is_free) encoded_.give_back(frame.token);
     steps_.complete(call, at, segment);  // the segment's own memory is no longer used
   } else if (is_free) {
     steps_.complete(call, at, segment);

@@ -241,6 +241,7 @@ class GradientKeeper:
 
     def queue_end(self) -> None:
         """End the step when the backward pass under way ends."""
+        self._pass.look(self._parameters())
         self._pass.queue_end(self._end_pass)
 
     def refuse(self, why: str) -> NoReturn:
@@ -401,18 +402,18 @@ class GradientKeeper:
             self._hooks.come_last()
         if not self.averaging.is_armed:  # a second pass over one forward pass, or it was stopped
             self._begin(again=True)
-        self._pass.queue_end(self._end_pass, shown=True)
-        # NOT in the forward pass, or in autograd.grad: one rank may run more of them than others. A
-        # partial pass that does end a step reserves when it sends.
-        if not self._pass.is_partial:
+        self._pass.look(self._parameters())
+        # NOT in the forward pass, or in autograd.grad: one rank may run more of them than others.
+        if not self._pass.is_other:
             self.averaging.reserve()
+        self._pass.queue_end(self._end_pass, shown=True)
 
     def _is_armed(self) -> bool:
         return self.averaging.is_armed
 
     def _end_if_armed(self) -> None:
         if self._is_armed():
-            self._pass.queue_end(self._end_pass)
+            self.queue_end()
 
     def _end_pass(self) -> None:
         try:
@@ -430,8 +431,8 @@ class GradientKeeper:
             static.learn()
             self._agree_on_graph(static)
             self._attach()
-        if self._pass.is_partial and len(self._missing()) == len(self.names):
-            return False  # autograd.grad, even if passes in no_sync() have left gradients
+        if self._pass.is_other and len(self._missing()) == len(self.names):
+            return False  # NOT below: gradients of passes in no_sync() would count as this pass's
         if self._finds_unused:
             parameters = self._parameters()
             came = [i for i in self._missing() if i in self._came]

@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -25,11 +25,11 @@ class BackwardPass:
 
     Attributes:
         creates_graph: it builds a graph itself.
-        is_partial: it adds to the gradients of chosen tensors only, or of none (`autograd.grad`).
+        is_other: it adds to the gradient of no parameter, as `autograd.grad`.
     """
 
     def __init__(self) -> None:
-        self.creates_graph = self.is_partial = False
+        self.creates_graph = self.is_other = False
         self._is_shown = False
         # A weak reference to the callback at the end of the pass. If the pass raises, autograd
         # drops the callback.
@@ -50,8 +50,13 @@ class BackwardPass:
         """True if the last pass raised before its end."""
         return self._end is not _no_end and self._end() is None
 
+    def look(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Set the attributes for a pass of a model with these parameters that has just begun."""
+        if not self.is_under_way:
+            self.creates_graph, self.is_other = torch.is_grad_enabled(), _is_other(parameters)
+
     def queue_end(self, on_end: Callable[[], None], *, shown: bool = False) -> None:
-        """Call `on_end` once, when autograd has finished the pass under way.
+        """Call `on_end` once, when autograd has finished the pass under way; `look` comes first.
 
         `shown`: an output of the model was reached; without it a full buffer shows the pass.
         """
@@ -59,7 +64,6 @@ class BackwardPass:
             self._is_shown = False
             end = functools.partial(self._run, on_end)
             self._end = weakref.ref(end)
-            self.creates_graph, self.is_partial = torch.is_grad_enabled(), _is_partial()
             Variable._execution_engine.queue_callback(end)
         self._is_shown = self._is_shown or shown
 
@@ -89,31 +93,41 @@ def _no_end() -> None:
 
 def is_nested() -> bool:
     """Return True if the current backward pass was called within another, which ends later."""
-    return len(list(_passes())) > 1
+    return len(_passes()) > 1
 
 
-def _is_partial() -> bool:
-    innermost = next(_passes(), None)
+def _is_other(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return True if the current pass adds to the gradient of none of these leaves."""
+    innermost = next(iter(_passes()), None)
     if innermost is None:
         return False
     if innermost.f_code is _GRAD:
         return True
-    inputs = innermost.f_locals["inputs"]
-    return inputs is not None and (isinstance(inputs, torch.Tensor) or len(inputs) > 0)
+    values = innermost.f_locals
+    inputs = values.get("inputs_tuple", values["inputs"])  # the first since torch 2.13
+    own = set(map(id, parameters)) if inputs else set()
+    return bool(inputs) and all(isinstance(i, torch.Tensor) and id(i) not in own for i in inputs)
 
 
-def _passes() -> Iterator[FrameType]:
-    """Yield the frames of this thread's backward passes, innermost first.
+def _passes() -> list[FrameType]:
+    """Return the frames of this thread's backward passes, innermost first.
 
-    If this is autograd's thread for a device, the passes of all other threads follow.
+    Autograd's threads for devices are not Python's. Their pass was called in another thread, whose
+    frames follow, unless several threads have passes.
     """
-    own = threading.get_ident()
-    frames = [sys._getframe().f_back]  # NOT this frame, which would hold itself
-    if own not in (one.ident for one in threading.enumerate()):
-        frames += [frame for ident, frame in sys._current_frames().items() if ident != own]
-    for innermost in frames:
-        frame = innermost
-        while frame is not None:
-            if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
-                yield frame
-            frame = frame.f_back
+    own = _passes_above(sys._getframe())
+    here, threads = threading.get_ident(), threading.enumerate()
+    if any(one.ident == here for one in threads if not isinstance(one, threading._DummyThread)):
+        return own
+    others = [_passes_above(at) for ident, at in sys._current_frames().items() if ident != here]
+    calling = [passes for passes in others if passes]
+    return own + calling[0] if len(calling) == 1 else own
+
+
+def _passes_above(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        if frame.f_code is _BACKWARD or frame.f_code is _GRAD:
+            found.append(frame)
+        frame = frame.f_back
+    return found
