@@ -82,15 +82,12 @@ def case_a_pass_for_other_gradients_on_one_rank_reserves_no_call(wrap: Wrap) -> 
 
 
 def case_a_pass_for_all_parameters_by_name_is_a_step(wrap: Wrap) -> list[Gradients]:
-    """The ranks use different parameters, as the first pass of a static graph finds out."""
-    wrapped, seen = wrap(Two(), static_graph=True), []
+    """The ranks use different parameters of one buffer, as the first pass finds out."""
+    wrapped, seen = wrap(Two(), static_graph=True, bucket_cap_mb=1), []
     for number in range(N_STEPS):
         wrapped.zero_grad()
         loss = wrapped(randoms(number), both=dist.get_rank() == 0).pow(2).sum()
-        if dist.get_rank() == 0:
-            loss.backward(inputs=iter(list(wrapped.parameters())))
-        else:
-            loss.backward()
+        loss.backward(inputs=list(wrapped.parameters()))
         seen.append(gradients(wrapped))
     return seen
 
