@@ -550,6 +550,24 @@ TEST("a call asked back without memory leaves a request to acknowledge what was 
   CHECK(outbox.pull(1, true) == nullptr);
 }
 
+TEST("whichever allocation for an encoded payload fails, its room is returned") {
+  Staging staging(1 << 20);
+  for (int64_t nth = 1; nth < 6; ++nth) {
+    Encoded encoded(staging, 2);
+    n_left = nth;
+    try {
+      Encoded::Payload payload = encoded.take(1, 1000);
+      encoded.keep(7, 1, std::move(payload));
+      encoded.give_back(7);
+    } catch (const std::bad_alloc&) {
+    }
+    CHECK(nth > 2 || n_left < 1);
+    n_left = INT64_MAX;
+    CHECK_EQ(staging.reserved(), 0u);
+    CHECK_EQ(staging.used(), 0u);
+  }
+}
+
 TEST("a path lost while memory is short has all of its frames sent again") {
   const Bytes payload(2000);
   const auto outbox = with_frames_on_their_way(payload);

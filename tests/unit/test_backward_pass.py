@@ -18,7 +18,7 @@ def test_a_pass_is_seen_from_a_thread_that_python_did_not_start() -> None:
 
         def look() -> None:
             threading.current_thread()  # as a log record does: Python lists the thread from then on
-            seen.append((passes._is_other([]), passes.is_nested()))
+            seen.append((passes._is_other(list), passes.is_nested()))
             is_done.release()
 
         _thread.start_new_thread(look, ())

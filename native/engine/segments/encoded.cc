@@ -8,10 +8,8 @@ Encoded::Payload Encoded::take(int peer, size_t n_bytes) {
   const uint32_t n_kept = n_kept_[static_cast<size_t>(peer)];
   if (n_kept > 0 && kept_.size() >= kMost) return {};
   Payload payload;
-  if (staging_.reserve(n_bytes))
-    payload.n_reserved = n_bytes;
-  else if (n_kept > 0)
-    return {};
+  payload.room = Reservation(staging_, n_bytes);
+  if (!payload.room && n_kept > 0) return {};
   payload.block = staging_.take(n_bytes);
   return payload;
 }
@@ -23,7 +21,6 @@ void Encoded::keep(uint64_t token, int peer, Payload payload) {
 
 void Encoded::give_back(uint64_t token) {
   const auto found = kept_.find(token);
-  staging_.unreserve(found->second.payload.n_reserved);
   n_kept_[static_cast<size_t>(found->second.peer)]--;
   kept_.erase(found);
 }
@@ -49,11 +46,7 @@ std::vector<Encoded::Waiting> Encoded::sent(uint64_t token) {
 }
 
 void Encoded::drop_peer(int peer) {
-  std::erase_if(kept_, [&](const auto& entry) {
-    if (entry.second.peer != peer) return false;
-    staging_.unreserve(entry.second.payload.n_reserved);
-    return true;
-  });
+  std::erase_if(kept_, [&](const auto& entry) { return entry.second.peer == peer; });
   n_kept_[static_cast<size_t>(peer)] = 0;
   waiting_[static_cast<size_t>(peer)].clear();
 }

@@ -30,7 +30,7 @@ class Encoded {
   };
   struct Payload {
     Block block;  // empty: there is no room now
-    size_t n_reserved = 0;
+    Reservation room;
   };
 
   Encoded(Staging& staging, size_t n_peers)

@@ -74,4 +74,30 @@ class Staging {
   std::vector<std::unique_ptr<std::byte[]>> kept_;
 };
 
+// Room under the ceiling, returned on destruction. False: there was none.
+class Reservation {
+ public:
+  Reservation() = default;
+  Reservation(Staging& home, size_t n_bytes)
+      : home_(home.reserve(n_bytes) ? &home : nullptr), n_bytes_(n_bytes) {}
+  Reservation(Reservation&& other) noexcept { swap(other); }
+  Reservation& operator=(Reservation&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Reservation() {
+    if (home_ != nullptr) home_->unreserve(n_bytes_);
+  }
+
+  explicit operator bool() const { return home_ != nullptr; }
+
+ private:
+  void swap(Reservation& other) {
+    std::swap(home_, other.home_);
+    std::swap(n_bytes_, other.n_bytes_);
+  }
+  Staging* home_ = nullptr;
+  size_t n_bytes_ = 0;
+};
+
 }  // namespace shoal

@@ -241,7 +241,7 @@ class GradientKeeper:
 
     def queue_end(self) -> None:
         """End the step when the backward pass under way ends."""
-        self._pass.look(self._parameters())
+        self._pass.look(self._parameters)
         self._pass.queue_end(self._end_pass)
 
     def refuse(self, why: str) -> NoReturn:
@@ -402,7 +402,7 @@ class GradientKeeper:
             self._hooks.come_last()
         if not self.averaging.is_armed:  # a second pass over one forward pass, or it was stopped
             self._begin(again=True)
-        self._pass.look(self._parameters())
+        self._pass.look(self._parameters)
         # NOT in the forward pass, or in autograd.grad: one rank may run more of them than others.
         if not self._pass.is_other:
             self.averaging.reserve()

@@ -50,7 +50,7 @@ class BackwardPass:
         """True if the last pass raised before its end."""
         return self._end is not _no_end and self._end() is None
 
-    def look(self, parameters: Iterable[torch.Tensor]) -> None:
+    def look(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
         """Set the attributes for a pass of a model with these parameters that has just begun."""
         if not self.is_under_way:
             self.creates_graph, self.is_other = torch.is_grad_enabled(), _is_other(parameters)
@@ -96,7 +96,7 @@ def is_nested() -> bool:
     return len(_passes()) > 1
 
 
-def _is_other(parameters: Iterable[torch.Tensor]) -> bool:
+def _is_other(parameters: Callable[[], Iterable[torch.Tensor]]) -> bool:
     """Return True if the current pass adds to the gradient of none of these leaves."""
     innermost = next(iter(_passes()), None)
     if innermost is None:
@@ -105,8 +105,10 @@ def _is_other(parameters: Iterable[torch.Tensor]) -> bool:
         return True
     values = innermost.f_locals
     inputs = values.get("inputs_tuple", values["inputs"])  # the first since torch 2.13
-    own = set(map(id, parameters)) if inputs else set()
-    return bool(inputs) and all(isinstance(i, torch.Tensor) and id(i) not in own for i in inputs)
+    own = set(map(id, parameters())) if inputs else set()
+    # An edge to a leaf points to the node that adds to its gradient.
+    leaves = (i if isinstance(i, torch.Tensor) else getattr(i.node, "variable", i) for i in inputs)
+    return bool(inputs) and not any(id(leaf) in own for leaf in leaves)
 
 
 def _passes() -> list[FrameType]:
