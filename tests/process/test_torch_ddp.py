@@ -216,6 +216,14 @@ def test_models_that_differ_are_refused_with_the_difference_and_the_ranks() -> N
             wrap(net, **options)
     with gloo_group() as gloo, pytest.raises(shoal.UsageError, match="does not use shoal"):
         wrap(linear, process_group=gloo)
+
+    class OnTwoGpus(shoal.torch.DistributedDataParallel):
+        """As torch marks a wrapper of such a model, of which there is none here."""
+
+        is_multi_device_module = property(lambda _: True, lambda *_: None)
+
+    with pytest.raises(shoal.Unsupported, match="parameters on several GPUs"):
+        OnTwoGpus(nn.Linear(2, 2))
     mode = torch._dynamo.config.patch(optimize_ddp="python_reducer")
     with mode, pytest.raises(shoal.Unsupported, match="a second time"):
         wrap(nn.Linear(2, 2))

@@ -105,10 +105,12 @@ def _is_other(parameters: Callable[[], Iterable[torch.Tensor]]) -> bool:
         return True
     values = innermost.f_locals
     inputs = values.get("inputs_tuple", values["inputs"])  # the first since torch 2.13
-    own = set(map(id, parameters())) if inputs else set()
+    if not inputs:
+        return False
+    own = set(map(id, parameters()))
     # An edge to a leaf points to the node that adds to its gradient.
     leaves = (i if isinstance(i, torch.Tensor) else getattr(i.node, "variable", i) for i in inputs)
-    return bool(inputs) and not any(id(leaf) in own for leaf in leaves)
+    return not any(id(leaf) in own for leaf in leaves)
 
 
 def _passes() -> list[FrameType]:
