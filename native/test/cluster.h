@@ -66,7 +66,8 @@ class Cluster {
     options.spin_ns = spin_ns;
     options.backstop_ns = kHour;
     options.n_channels = n_channels;
-    options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
+    options.engine.heartbeat_ns = options.engine.suspect_ns = kHour;
+    options.engine.dead_ns = options.engine.stalled_ns = kHour;
     std::vector<int> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
     for (int rank = 0; rank < size && per_host < size; ++rank)

@@ -133,5 +133,20 @@ TEST("a peer that resumes is listened to as long as any other before it counts a
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kLost);
 }
 
+TEST("a stopped process gets more time than a host that confirms nothing") {
+  for (const bool is_cut : {true, false}) {
+    World::Options options = resumed(1);
+    options.engine.take_for_dead_after(1200 * kMillisecond);
+    World world(2, options);
+    world.run_steps(500);
+    const int64_t since = world.now;
+    is_cut ? world.net.mute_path(0, 1, 0) : world.stop(1);
+    CHECK(world.run([&] { return world.engine(0).state_of(1) == Engine::PeerState::kLost; }));
+    const int64_t after_ns = world.now - since;
+    CHECK(after_ns > (is_cut ? 800 : 2600) * kMillisecond);  // it was heard up to 300 ms before
+    CHECK(after_ns < (is_cut ? 1500 : 3300) * kMillisecond);
+  }
+}
+
 }  // namespace
 }  // namespace shoal::test

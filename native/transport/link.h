@@ -107,6 +107,10 @@ class Link {
   // Since when frames of the peer could arrive, as of the last look(); 0: always.
   virtual int64_t listens_since() const { return 0; }
 
+  // For how long the peer's host has not confirmed what was sent to it; 0: it has, or it is this
+  // host. INT64_MAX: there is no connection. Says nothing of the peer's process.
+  virtual int64_t owed_ns() { return 0; }
+
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 

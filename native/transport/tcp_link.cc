@@ -396,6 +396,13 @@ void TcpLink::lose_silent_paths(FrameSink& sink) {
   }
 }
 
+int64_t TcpLink::owed_ns() {
+  int64_t least = INT64_MAX;  // one path that confirms is enough
+  for (Path& path : paths_)
+    if (path.pipe != nullptr) least = std::min(least, path.pipe->silence().owed_ns);
+  return least;
+}
+
 // True if another path has brought a confirmation while this one owed one. Idle paths have nothing
 // to confirm, so an empty frame is sent by them to provoke one. A path that cannot be written to is
 // about to be lost, and could not take over.

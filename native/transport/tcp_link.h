@@ -29,6 +29,7 @@ class TcpLink final : public PathLink {
   bool pump(FrameSink& sink) override;
   bool has_queued() const override;
   bool is_unflushed() const override { return is_unflushed_; }
+  int64_t owed_ns() override;
   LinkState state() const override;
   bool lingers() override;
   void look(FrameSink& sink, int64_t now) override;

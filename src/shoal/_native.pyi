@@ -197,8 +197,9 @@ class Mesh:
                 number of paths of each channel, equal at both ends, and the addresses that paths
                 use in turn.
             listeners: sockets to which ranks of other hosts connect; the mesh owns them.
-            dead_s: a peer that is silent for this long counts as lost; equal on all ranks, because
-                the interval between heartbeats follows from it.
+            dead_s: a peer that is silent for this long counts as lost, or for 2.5 times as long
+                (at most 5 s, but not less than this) if its host confirms what is sent to it;
+                equal on all ranks, because the interval between heartbeats follows from it.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...

@@ -102,8 +102,8 @@ def test_only_a_long_silence_of_the_network_fails(way: str, cut_s: float, meanin
 
 
 SERVERS = (N_WORKERS, N_WORKERS + 1)  # hosts
-# A call waits 1.2 s for a silent server, and 1.2 s more while others are asked; it was
-# 12 s while the connection had to be lost for good first.
+# A call waits 1.2 s for a server whose host confirms nothing, and then until others have answered;
+# it was 12 s while the connection had to be lost for good first.
 MOST_S = 6.0
 
 

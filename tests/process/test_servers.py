@@ -5,6 +5,7 @@ Calls by reserved numbers are served in any order on each worker.
 
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -148,12 +149,12 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
         os.kill(view["pid"], signal.SIGSTOP)
         stage.cue("it is stopped")
         took_s, (why, *others) = zip(*ranks.values(), strict=True)
-    # 1.2 s of silence; it was once 5 s, and 10 s where one rank asked another.
-    assert max(took_s) < 4.5, took_s
+    # 3 s of silence; it was once 5 s, and 10 s where one rank asked another.
+    assert max(took_s) < 9, took_s
     assert others == [""] * (N_WORKERS - 1)
     # The parent does not answer, and the view's process is silent: either may show first.
-    reasons = {f"{server.address} does not answer", f"{server.address} was silent for 1.2 s"}
-    assert not is_all or why in reasons
+    silent = rf"{re.escape(server.address)} (does not answer|was silent for \d\.\d s)"
+    assert not is_all or re.fullmatch(silent, why), why
 
 
 def share_a_while() -> None:
@@ -278,7 +279,7 @@ def share_in_any_order() -> None:
         first = pool.view
         stage.cue(f"rank {rank}: has used the last")
         await_servers(group, 2)
-        second = pool.view  # NOT later: a view ends if a busy machine stops a server for 1.2 s
+        second = pool.view  # NOT later: a view ends if a busy machine stops a server for 3 s
         for number in turned(numbers[:3], rank):
             works[number] = group.all_reduce(data[number], number=number, async_op=True)
         small = noise(rank, 4, 100)

@@ -207,7 +207,9 @@ void Parting::made(Group& group) {
 // ---- silence
 
 // How long a rank may take to answer: until it counts the peer in question as silent.
-int64_t Parting::patience() const { return options_.dead_ns + options_.heartbeat_ns; }
+int64_t Parting::patience() const {
+  return std::max(options_.dead_ns, options_.stalled_ns) + options_.heartbeat_ns;
+}
 
 void Parting::mark_alive(int peer) {
   last_alive_ns_[static_cast<size_t>(peer)] = now_;
@@ -248,10 +250,12 @@ void Parting::listen_to(int peer) {
   }
   const int64_t since =
       std::max(last_alive_ns(static_cast<size_t>(peer)), links_[peer]->listens_since());
-  const bool is_silent = now_ - since >= options_.dead_ns;
-  if (!is_silent) return end_silence(peer);
+  const int64_t silent_ns = now_ - since;
+  if (silent_ns < options_.dead_ns) return end_silence(peer);
+  const bool host_answers = links_[peer]->owed_ns() < options_.dead_ns / 2;
+  if (host_answers && silent_ns < options_.stalled_ns) return;
   if (!peers_.become(peer, PeerState::kSilent)) return;
-  const std::string why = "was silent for " + seconds(options_.dead_ns);
+  const std::string why = "was silent for " + seconds(silent_ns);
   news_.pass_again();
   if (losses_.between(rank_, peer) == nullptr)
     doubts_.begin(peer, why, now_ + patience());

@@ -34,10 +34,13 @@ class Parting final : private Doubts::Callbacks {
     int64_t heartbeat_ns = 500'000'000;
     int64_t suspect_ns = 2'000'000'000;
     int64_t dead_ns = 5'000'000'000;
+    // For a peer whose host confirms what it is sent: its process may only wait for a core.
+    int64_t stalled_ns = 5'000'000'000;
 
-    // A peer silent for `ns` is dead. Shortens the heartbeat and the suspicion to match.
+    // A peer silent for `ns` is dead. Shortens all other times to match.
     void take_for_dead_after(int64_t ns) {
       dead_ns = ns;
+      stalled_ns = std::max(ns, std::min(stalled_ns, ns * 5 / 2));
       heartbeat_ns = std::min(heartbeat_ns, ns / 4);
       suspect_ns = std::min(suspect_ns, ns * 2 / 5);
     }

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from shoal import engine
     from shoal.group.pool.control import Bell
 
-# Dropping a silent member only costs mending the view's calls, so it is dropped soon. With a
-# shorter time busy machines would be dropped too.
+# Dropping a silent member only costs mending the view's calls, so it is dropped soon. A process
+# whose host confirms what it is sent has 3 s, because it may only wait for a core.
 DEAD_S: Final = 1.2
 MEETING_S: Final = 3.0
 """Seconds for a view to form. A server that is lost meanwhile delays the others this long."""

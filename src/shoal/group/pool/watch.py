@@ -41,9 +41,10 @@ _RETRY_S: Final = 0.2
 _RETRY_REFUSED_S: Final = 2.0  # after a server has answered with a refusal
 _CONNECT_S: Final = 2.0
 # The interval of pings to a server's process, and the time until a server that does not answer is
-# given up. A shorter time mends calls though a server is only busy; a longer one stalls them.
+# given up. With a shorter time a server on a busy machine is given up. A view notices sooner that
+# a host is gone.
 _PING_S: Final = 0.5
-_PONG_S: Final = 1.2
+_PONG_S: Final = 3.0
 _LOOKUP_S: Final = 2.0  # from one lookup of a name to the next
 _LAST_S: Final = 0.5  # for the thread to end
 _N_AT_ONCE: Final = 64  # connections that the endpoint reads from in a step
