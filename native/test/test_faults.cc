@@ -318,6 +318,20 @@ TEST("a rank that was stopped does not blame the others for its own absence") {
   CHECK(on_1.ok());
 }
 
+TEST("a rank that is often stopped itself still finds a silent one") {
+  World world(2, {});
+  world.run_steps(1000);
+  world.stop(1);
+  for (int n = 0; n < 3; ++n) {
+    world.run_steps(2000);
+    world.stop(0);
+    world.run_steps(2500);  // longer than `suspect_ns`
+    world.go_on(0);
+  }
+  world.run_steps(200);
+  CHECK(world.engine(0).state_of(1) == Engine::PeerState::kLost);
+}
+
 TEST("heartbeats alone keep an idle connection alive") {
   World world(3, {});
   world.run_steps(20'000);

@@ -396,11 +396,10 @@ void TcpLink::lose_silent_paths(FrameSink& sink) {
   }
 }
 
+// Of the path that carries the heartbeats: an idle one owes nothing, and proves nothing.
 int64_t TcpLink::owed_ns() {
-  int64_t least = INT64_MAX;  // one path that confirms is enough
-  for (Path& path : paths_)
-    if (path.pipe != nullptr) least = std::min(least, path.pipe->silence().owed_ns);
-  return least;
+  Pipe* pipe = paths_[control_path()].pipe.get();
+  return pipe != nullptr ? pipe->silence().owed_ns : INT64_MAX;
 }
 
 // True if another path has brought a confirmation while this one owed one. Idle paths have nothing

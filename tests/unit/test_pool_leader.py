@@ -39,6 +39,9 @@ class Watch:
     def trouble(self) -> dict[Address, str]:
         return {}
 
+    def check(self, address: Address) -> None:
+        pass
+
     def close(self) -> None:
         self.is_closed = True
 

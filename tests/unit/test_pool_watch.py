@@ -168,6 +168,18 @@ def test_a_late_thread_reads_messages_before_giving_a_server_up(server: Server, 
         assert made.trouble() == {where: "does not answer"}
 
 
+def test_a_server_that_a_view_has_lost_is_given_up_soon_if_it_does_not_answer(
+    server: Server, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, changes, where = seen
+    monkeypatch.setattr(watch, "_PONG_S", 1e6)
+    server.is_silent = True
+    monkeypatch.setattr(watch, "_CHECK_S", 0.01)
+    made.check(where)
+    changes.await_that(lambda: where not in made.ready())
+    assert made.trouble() == {where: "does not answer"}
+
+
 def test_a_dialled_server_is_awaited_at_once(seen: Seen) -> None:
     made, *_ = seen
     with made._lock:

@@ -227,15 +227,17 @@ void Parting::end_silence(int peer) {
 }
 
 void Parting::listen(int64_t last_ns) {
-  if (now_ - last_ns > options_.suspect_ns) excuse_silence();
+  if (now_ - last_ns > options_.suspect_ns) excuse_silence(now_ - last_ns);
   for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer)
     if (links_[peer] != nullptr && (peers_.lives(peer) || peers_.is(peer, PeerState::kSilent)))
       listen_to(peer);
 }
 
-// If this process itself was stopped, silence in that time says nothing about the peers.
-void Parting::excuse_silence() {
-  for (int64_t& last : last_alive_ns_) last = std::max(last, now_ - options_.heartbeat_ns);
+// If this process itself was stopped, silence in that time says nothing about the peers. Silence
+// before it counts, or a process that is often late would never find a peer silent.
+void Parting::excuse_silence(int64_t absent_ns) {
+  for (int64_t& last : last_alive_ns_)
+    last = std::max(last, std::min(last + absent_ns, now_ - options_.heartbeat_ns));
   doubts_.wait_until(now_ + patience());
 }
 

@@ -40,7 +40,7 @@ class Parting final : private Doubts::Callbacks {
     // A peer silent for `ns` is dead. Shortens all other times to match.
     void take_for_dead_after(int64_t ns) {
       dead_ns = ns;
-      stalled_ns = std::max(ns, std::min(stalled_ns, ns * 5 / 2));
+      stalled_ns = std::max(ns, std::min(ns, stalled_ns * 2 / 5) * 5 / 2);
       heartbeat_ns = std::min(heartbeat_ns, ns / 4);
       suspect_ns = std::min(suspect_ns, ns * 2 / 5);
     }
@@ -105,7 +105,7 @@ class Parting final : private Doubts::Callbacks {
   int64_t patience() const;
   void listen_to(int peer);
   void end_silence(int peer);
-  void excuse_silence();
+  void excuse_silence(int64_t absent_ns);
 
   // Doubts::Callbacks
   void ask(int peer, int about) override;

@@ -190,6 +190,7 @@ class Leader:
         address, why = found
         identity = self._watch.ready().get(address)
         self._left_out.blame(address, identity, why, _now())
+        self._watch.check(address)
 
     def _rest(self, view: View) -> None:
         """Pause after a view that ended by another error than a loss: the next may do the same."""

@@ -45,6 +45,7 @@ _CONNECT_S: Final = 2.0
 # a host is gone.
 _PING_S: Final = 0.5
 _PONG_S: Final = 3.0
+_CHECK_S: Final = 0.9  # the same for a server that a view has lost; less than its least absence
 _LOOKUP_S: Final = 2.0  # from one lookup of a name to the next
 _LAST_S: Final = 0.5  # for the thread to end
 _N_AT_ONCE: Final = 64  # connections that the endpoint reads from in a step
@@ -106,6 +107,12 @@ class Watch:
                 server = next(one for one in self._servers if one.address == address)
                 server.entry = None  # the answer has the next one
                 server.send(meet)
+        self._bell.ring()
+
+    def check(self, address: Address) -> None:
+        """Give a server up unless it answers within 0.9 s: a view has lost it."""
+        with self._lock:
+            self._server(lambda one: one.address == address).ask(_CHECK_S)
         self._bell.ring()
 
     def close(self) -> None:
@@ -205,8 +212,7 @@ class _Server:
         now = time.monotonic()
         if now >= self._ping_at:
             self._ping_at = now + _PING_S
-            self._until = min(self._until, now + _PONG_S)
-            self.send(Ask())
+            self.ask(_PONG_S)
         if self.peer is None and self.dial is None:
             if now < self._not_before:
                 return self._not_before
@@ -216,6 +222,12 @@ class _Server:
                 return self._look_up(now)  # a lookup that finds some rings the bell
             self._connect(now)
         return min(self._until, self._ping_at)
+
+    def ask(self, within_s: float) -> None:
+        """Ping the server, and give it up if it does not answer in time."""
+        if self.peer is not None:
+            self._until = min(self._until, time.monotonic() + within_s)
+            send(self.peer, Ask())
 
     def send(self, message: Message) -> None:
         if self.peer is not None:
