@@ -103,8 +103,7 @@ def _is_other(parameters: Callable[[], Iterable[torch.Tensor]]) -> bool:
         return False
     if innermost.f_code is _GRAD:
         return True
-    values = innermost.f_locals
-    inputs = values.get("inputs_tuple", values["inputs"])  # the first since torch 2.13
+    inputs = innermost.f_locals.get("inputs_tuple")
     if not inputs:
         return False
     own = set(map(id, parameters()))
