@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import textwrap
@@ -72,13 +73,15 @@ def _bars(*labels: str, what: str = "ms", times: float = 1e3) -> Callable[[Rows]
 
     def draw(rows: Rows) -> Figure:
         figure, (axes,) = _figure()
+        figure.set_figwidth(max(4.7, 0.55 * len(rows) * len(labels)))
         width = _WIDTH / len(labels)
         for number, label in enumerate(labels):
             places = [place + number * width - _WIDTH / 2 + width / 2 for place in range(len(rows))]
-            heights = [times * _medians(row).get(label, 0.0) for row in rows]
+            heights = [times * _medians(row).get(label, float("nan")) for row in rows]
             drawn = axes.bar(places, heights, width * 0.94, color=_BARS[number], label=label)
-            axes.bar_label(drawn, fmt="%.3g", fontsize=7, padding=1)
-        axes.set_xticks(range(len(rows)), [row["row"] for row in rows])
+            texts = ["" if math.isnan(one) else f"{float(f'{one:.3g}'):g}" for one in heights]
+            axes.bar_label(drawn, texts, fontsize=7, padding=1)
+        axes.set_xticks(range(len(rows)), [row["row"].replace(", ", "\n", 1) for row in rows])
         axes.set_ylabel(what)
         _legend(figure, axes)
         return figure
@@ -95,7 +98,6 @@ def _breakdown(rows: Rows) -> Figure:
         "torch's\nover shoal": ("torch", "computing torch"),
         "shoal,\nno overlap": ("shoal late", "computing"),
         "shoal": ("shoal", "computing"),
-        "overlap_\nforward": ("early", "computing"),
     }
     for axes, row in zip(every, rows, strict=True):
         medians = _medians(row)
@@ -206,7 +208,7 @@ _PICTURES: Final[Mapping[str, Callable[[Rows], Figure]]] = {
     ),
     "training-host": _bars("gloo", "torch", "shoal", "kept"),
     "training-breakdown": _breakdown,
-    "training-hidden": _bars("alone", "window", "exposed", "early exposed"),
+    "training-hidden": _bars("alone", "window", "exposed"),
     "training-buckets": _curves("MiB of a bucket", own="shoal's own"),
     "training-skipped": _curves("passes from one average to the next"),
     "training-flight": _bars(
