@@ -153,7 +153,7 @@ def test_a_stopped_server_is_dropped_soon_and_costs_no_call(tmp_path: Path, is_a
     assert max(took_s) < 9, took_s
     assert others == [""] * (N_WORKERS - 1)
     # The parent does not answer, and the view's process is silent: either may show first.
-    silent = rf"{re.escape(server.address)} (does not answer|was silent for \d\.\d s)"
+    silent = rf"{re.escape(server.address)} (does not answer|was silent for [34]\.\d s)"
     assert not is_all or re.fullmatch(silent, why), why
 
 

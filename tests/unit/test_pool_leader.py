@@ -24,6 +24,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.checked: list[Address] = []
         self.servers = {SERVER: Entry("s", "s", b"", ())}
         self.identity = IDENTITY
 
@@ -40,7 +41,7 @@ class Watch:
         return {}
 
     def check(self, address: Address) -> None:
-        pass
+        self.checked.append(address)
 
     def close(self) -> None:
         self.is_closed = True
@@ -79,6 +80,13 @@ def test_rank_0_reports_no_lost_servers_when_it_leaves(leader: Any) -> None:
     leaving = leader(SERVER)
     leaving.close()
     assert leaving.decide([view], stages, 1) is None
+
+
+def test_a_server_that_a_view_has_lost_must_answer_before_it_serves_again(leader: Any) -> None:
+    made, view = leader(SERVER), view_of(SERVER)
+    view.has_ended, view.culprit = True, lambda: (SERVER, "was silent for 1.2 s")
+    assert made.decide([view], Stages[Any](), 1) == Command(What.LOSE, 1)
+    assert made._watch.checked == [SERVER]
 
 
 def test_a_server_without_a_place_delays_others_only_briefly(leader: Any, now: list[float]) -> None:
