@@ -38,7 +38,8 @@ _OWN_CALLS_S: Final = 12.0  # as long as closing waits for acknowledgements
 
 # Limits the bytes in flight to other hosts of calls whose sends to several hosts take turns
 # (native/engine/segments/turns.h). All of them may queue in front of one receiver, and a small
-# switch queues 256 KiB. The lower bound is a turn: with less, busy cores leave links idle.
+# switch queues 256 KiB. The lower bound is one turn of eight receivers: with less, busy cores
+# leave links idle.
 _OUT_US: Final = 4_000
 _LEAST_OUT_BYTES: Final = 256 << 10
 
